@@ -1,0 +1,1 @@
+"""The `dq` command: one file for each command, and what they share."""

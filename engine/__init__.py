@@ -1,0 +1,1 @@
+"""The storage engine: segments, index, metadata events and the embedded API. No HTTP, no Spark."""

@@ -1,0 +1,1 @@
+"""The embedded API: one directory, one writing process, no server."""

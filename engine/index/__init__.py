@@ -1,0 +1,1 @@
+"""The position index in LMDB: derived from the segments, disposable, and never trusted more than they are."""

@@ -1,0 +1,55 @@
+"""How far readers may see: in this process, in others, and waiting for it to grow.
+
+Other processes find the number in the file `visible` beside the segments. It is derived and never synced.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from dq.engine.files import Counter, FileSystem
+from dq.engine.segments.growth import Growth
+
+VISIBLE = "visible"
+
+
+class Visibility:
+    """Readers see the offsets below `end`."""
+
+    __slots__ = ("_counter", "_files", "_mutex", "_path", "end", "growth")
+
+    def __init__(self, files: FileSystem, directory: str, growth: Growth) -> None:
+        self.end = 0
+        self.growth = growth
+        self._files = files
+        self._path = f"{directory}/{VISIBLE}"
+        self._mutex = threading.Lock()
+        self._counter: Counter | None = None
+
+    def raise_to(self, end: int) -> None:
+        """Lets readers see up to an offset; never takes back what they have seen."""
+        if end <= self.end:
+            return
+        with self._mutex:
+            if end > self.end:
+                self._store(end)
+        self.growth.announce()
+
+    def set(self, end: int) -> None:
+        """For opening and truncating."""
+        with self._mutex:
+            self._store(end)
+        self.growth.announce()
+
+    def _store(self, end: int) -> None:
+        if self._counter is None:
+            self._counter = self._files.counter(self._path, write=True)
+        self.end = end
+        self._counter.set(end)
+
+    def park(self) -> None:
+        """Lets go of the file until the number changes."""
+        with self._mutex:
+            if self._counter is not None:
+                self._counter.close()
+                self._counter = None
