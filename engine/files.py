@@ -7,6 +7,7 @@ Everything that reaches a disk goes through here, so that tests can put a faulty
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -265,7 +266,12 @@ class OsFiles:
         os.remove(path)
 
     def remove_tree(self, path: str) -> None:
-        shutil.rmtree(path)
+        for attempt in range(5):
+            try:
+                return shutil.rmtree(path)
+            except OSError as error:  # somebody made a file in it just now
+                if error.errno != errno.ENOTEMPTY or attempt == 4:
+                    raise
 
     def counter(self, path: str, *, write: bool) -> Counter:
         return OsCounter(path, write)

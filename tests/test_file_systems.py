@@ -16,7 +16,9 @@ from tests.faulty_files import CrashPoint, FaultyFiles
 
 @pytest.fixture(params=["os", "memory", "faulty"])
 def files(request: pytest.FixtureRequest) -> FileSystem:
-    return {"os": OsFiles, "memory": MemoryFiles, "faulty": FaultyFiles}[request.param]()
+    if request.param == "os":
+        return OsFiles()
+    return MemoryFiles() if request.param == "memory" else FaultyFiles()
 
 
 @pytest.fixture

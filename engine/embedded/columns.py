@@ -41,9 +41,10 @@ class Columns(NamedTuple):
     timestamps: Sequence[int] | None
 
     def check_lengths(self) -> None:
-        for name, column in zip(self._fields, self, strict=True):
-            if column is not None and len(column) != len(self.values):
-                raise InvalidRecord(f"{len(column)} {name} do not go with {len(self.values)} values")
+        count = len(self.values)
+        for name, column in (("keys", self.keys), ("headers", self.headers), ("timestamps", self.timestamps)):
+            if column is not None and len(column) != count:
+                raise InvalidRecord(f"{len(column)} {name} do not go with {count} values")
 
     def check(self) -> ColumnsCheck:
         """Raises unless values and keys are bytes or None."""

@@ -9,9 +9,10 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from dq.engine.embedded.reading import Partition, Start, resolve_start, wait_for_any
-from dq.engine.errors import Closed, InvalidInput, OffsetOutOfRange, ReadOnly, UnknownConsumer
-from dq.engine.names import check_name
+from dq.engine.embedded.reading import MOST_OPEN, Partition, Start, resolve_start, wait_for_any
+from dq.engine.errors import Closed, DQError, InvalidInput, OffsetOutOfRange, ReadOnly, UnknownConsumer
+from dq.engine.names import check_user_name
+from dq.engine.raft.event_log import METADATA_TOPIC
 from dq.engine.raft.events import ConsumerRegistered, ConsumerRemoved, PositionsCommitted
 from dq.engine.segments.batch import CONTROL, Record
 from dq.engine.segments.reader import Cursor
@@ -50,7 +51,7 @@ class Consumer:
     """
 
     def __init__(self, topic: Topic, store: EmbeddedLog, name: str, start: Start) -> None:
-        self.name = check_name(name, "a consumer name")
+        self.name = check_user_name(name, "a consumer name")
         self.topic = topic
         self._store = store
         self._closed = False
@@ -62,10 +63,12 @@ class Consumer:
         self._turn = 0
 
     def _registered(self, start: Start) -> dict[int, int]:
-        with self._store._lock:
-            known = self._store.topic_image(self.topic.name).consumers.get(self.name)
+        with self._store.metadata_lock:
+            known = self.topic.current_image().consumers.get(self.name)
             if known is not None:
                 return dict(known.positions)
+            if self.topic.name == METADATA_TOPIC:
+                raise ReadOnly(f"topic {METADATA_TOPIC!r} has no named consumers: read it with read()")
             if self._store.read_only:
                 raise ReadOnly(f"consumer {self.name!r} is new, and a log opened with read_only=True cannot take it")
             if isinstance(start, int) and len(self._logs) > 1:
@@ -87,8 +90,8 @@ class Consumer:
 
     # ------------------------------------------------------------ read
 
-    def poll(self, max_records: int = 500, timeout: float = 0.0) -> list[Record]:
-        """Up to max_records new records; waits up to `timeout` seconds for the first. Does not commit.
+    def poll(self, max_records: int = 500, timeout: float | None = 0.0) -> list[Record]:
+        """Up to max_records new records; waits up to `timeout` seconds for the first, None is for ever. No commit.
 
         Raises OffsetOutOfRange when retention removed what comes next: `seek` says where to go on.
         """
@@ -96,48 +99,76 @@ class Consumer:
             raise InvalidInput(f"max_records is {max_records}: allowed is 1 or more")
         self._check_open()
         records = self._collect(max_records)
-        if not records and timeout > 0:
+        if not records and (timeout is None or timeout > 0):
             ends = [self._positions[log.partition] for log in self._logs]
             if wait_for_any(self._logs, ends, timeout, self._store.clock):
                 records = self._collect(max_records)
         return records
 
     def __iter__(self) -> Iterator[Record]:
-        """Everything there is now, record by record."""
-        while records := self.poll():
-            yield from records
+        """Everything there is now, record by record: a commit covers those that were handed out, and no more."""
+        while records := self.poll(1):
+            yield records[0]
 
     def _collect(self, max_records: int) -> list[Record]:
         records: list[Record] = []
         empty = 0
-        while len(records) < max_records and empty < len(self._logs):
-            log = self._logs[self._turn]
-            self._turn = (self._turn + 1) % len(self._logs)
-            taken = self._take(log, max_records - len(records))
-            empty = 0 if taken else empty + 1
-            records += taken
+        try:
+            while len(records) < max_records and empty < len(self._logs):
+                log = self._logs[self._turn]
+                self._turn = (self._turn + 1) % len(self._logs)
+                taken = self._take(log, max_records - len(records))
+                empty = 0 if taken else empty + 1
+                records += taken
+        except BaseException as error:
+            if records and isinstance(error, DQError):
+                return records  # the error comes again with the next poll, and nothing is passed over
+            self._put_back(records)
+            raise
         return records
+
+    def _put_back(self, records: list[Record]) -> None:
+        for record in reversed(records):
+            self._fetched[record.partition].appendleft(record)
+            self._positions[record.partition] = record.offset
 
     def _take(self, log: Partition, most: int) -> list[Record]:
         """The next records of one partition, at most what is left of one read."""
         fetched = self._fetched.setdefault(log.partition, deque())
-        position = self._positions[log.partition]
         if not fetched:
-            cursor = self._cursors.get(log.partition)
-            if cursor is None:
-                cursor = self._cursors[log.partition] = Cursor(log, position)
-            for raw in cursor.read():
-                if raw.header.flags & CONTROL:
-                    continue
-                fetched.extend(record for record in raw.decode() if record.offset >= position)
+            try:
+                self._fetch(log, fetched)
+            except BaseException as error:
+                # The cursor stands somewhere beyond: the next one begins behind what was fetched.
+                self._drop_cursor(log.partition)
+                if not fetched or not isinstance(error, DQError):
+                    fetched.clear()
+                    raise
             if not fetched:
-                self._positions[log.partition] = max(position, cursor.offset)
                 return []
         taken = list(islice(fetched, most))
         for _ in taken:
             fetched.popleft()
         self._positions[log.partition] = taken[-1].offset + 1
         return taken
+
+    def _fetch(self, log: Partition, fetched: deque[Record]) -> None:
+        position = self._positions[log.partition]
+        cursor = self._cursors.get(log.partition)
+        if cursor is None:
+            cursor = self._cursors[log.partition] = Cursor(log, position)
+        for raw in cursor.read():
+            if not raw.header.flags & CONTROL:
+                fetched.extend(record for record in raw.decode() if record.offset >= position)
+        if not fetched:
+            self._positions[log.partition] = max(position, cursor.offset)
+        if len(self._logs) > MOST_OPEN:
+            cursor.close()  # it finds its place again
+
+    def _drop_cursor(self, partition: int) -> None:
+        cursor = self._cursors.pop(partition, None)
+        if cursor is not None:
+            cursor.close()
 
     # ------------------------------------------------------------ positions
 
@@ -158,8 +189,8 @@ class Consumer:
         }
         if not moved:
             return
-        with self._store._lock:
-            if self.name not in self._store.topic_image(self.topic.name).consumers:
+        with self._store.metadata_lock:
+            if self.name not in self.topic.current_image().consumers:
                 raise UnknownConsumer(self.topic.name, self.name)
             self._store.propose(PositionsCommitted(topic=self.topic.name, consumer=self.name, positions=moved))
         self._committed.update(moved)
@@ -174,11 +205,10 @@ class Consumer:
         for number, offset in targets.items():
             self._positions[number] = offset
             self._fetched.pop(number, None)
-            cursor = self._cursors.pop(number, None)
-            if cursor is not None:
-                cursor.close()
+            self._drop_cursor(number)
 
     def lag(self) -> Lag:
+        self._check_open()
         return Lag({log.partition: self._lag_of(log) for log in self._logs})
 
     def _lag_of(self, log: Partition) -> PartitionLag:
@@ -210,8 +240,8 @@ class Consumer:
     def remove(self) -> None:
         """Forgets the consumer and its positions."""
         self._check_open()
-        with self._store._lock:
-            if self.name not in self._store.topic_image(self.topic.name).consumers:
+        with self._store.metadata_lock:
+            if self.name not in self.topic.current_image().consumers:
                 raise UnknownConsumer(self.topic.name, self.name)
             self._store.propose(ConsumerRemoved(topic=self.topic.name, consumer=self.name))
         self.close()
@@ -227,6 +257,7 @@ class Consumer:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"the consumer {self.name!r} is closed")
+        self.topic.current_image()  # raises when the log is closed or the topic is gone
 
 
 def _checked(log: Partition, offset: int) -> int:

@@ -81,6 +81,14 @@ class Buffer:
             self.timestamps.append(timestamp)
         self.values.append(value)  # last: from here on the record can be taken
 
+    def remove_last(self) -> None:
+        """Takes back the record that was added last."""
+        self.size()
+        for column in (self.values, self.keys, self.headers, self.timestamps):
+            if column is not None:
+                column.pop()
+        self._measured -= 1
+
     def settle(self, first: int, end: int, outcome: Appended | BaseException) -> list[Callable[[], object]]:
         """Notes what became of some records; returns the callbacks that are due now."""
         with self._settled:
@@ -100,7 +108,9 @@ class Buffer:
         first, outcome = next((first, outcome) for first, end, outcome in self._outcomes if first <= index < end)
         if isinstance(outcome, BaseException):
             return outcome
-        return Appended(outcome.partition, outcome.offset + index - first, outcome.timestamp)
+        own = None if self.timestamps is None else self.timestamps[index]
+        timestamp = own if isinstance(own, int) else outcome.timestamp
+        return Appended(outcome.partition, outcome.offset + index - first, timestamp)
 
     def call_back(self, index: int, callback: Callable[[], object]) -> None:
         with self._settled:

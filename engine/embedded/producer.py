@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from dq.engine.embedded.columns import Appended, Columns, Timestamp
 from dq.engine.embedded.delivery import RECORD_OVERHEAD, SMALL, Buffer, Delivery
-from dq.engine.errors import BatchTooLarge, Closed, InvalidConfig, InvalidRecord, UnknownPartition
+from dq.engine.errors import BatchTooLarge, Closed, InvalidConfig, InvalidInput, InvalidRecord, UnknownPartition
 from dq.engine.segments.batch import HEADER_SIZE, MAX_RECORDS, EncodedBatch, Headers
 
 if TYPE_CHECKING:
@@ -21,11 +23,19 @@ _BATCH_OVERHEAD = HEADER_SIZE + 64
 class _Lane:
     """The buffers of one sending thread."""
 
-    __slots__ = ("buffers", "sticky")
+    __slots__ = ("buffers", "sticky", "thread")
 
     def __init__(self, sticky: Buffer) -> None:
+        self.thread = weakref.ref(threading.current_thread())
         self.sticky = sticky  # takes the records without a key
         self.buffers: dict[int, Buffer] = {sticky.partition: sticky}
+
+    def is_over(self) -> bool:
+        """Its thread has ended, and everything it sent is taken."""
+        thread = self.thread()
+        return (thread is None or not thread.is_alive()) and all(
+            len(buffer.values) == buffer.taken for buffer in self.buffers.values()
+        )
 
 
 class _Taken(NamedTuple):
@@ -62,6 +72,8 @@ class Producer:
             raise InvalidConfig("batch_records", batch_records, f"1 to {MAX_RECORDS:,}")
         if batch_bytes < 1:
             raise InvalidConfig("batch_bytes", batch_bytes, "1 or more")
+        if max_in_flight_bytes < 1:
+            raise InvalidConfig("max_in_flight_bytes", max_in_flight_bytes, "1 or more")
         self._topic = topic
         self._linger = linger_ms / 1000
         self._most_record = topic.config.max_batch_bytes - _BATCH_OVERHEAD
@@ -141,6 +153,8 @@ class Producer:
     ) -> Delivery:
         """The same for every other record than a plain one that fits into the open batch."""
         value, key = self._checked("value", value), self._checked("key", key)
+        if timestamp is not None:
+            timestamp = self._topic.moment(timestamp)
         if key is None and self._topic.config.compact:
             raise InvalidRecord(f"topic {self._topic.name!r} is compacted: every record needs a key")
         size = RECORD_OVERHEAD + len(value or b"") + len(key or b"") + _size_of_headers(headers)
@@ -162,6 +176,8 @@ class Producer:
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until everything sent so far is stored; raises the first error since the last flush."""
+        if threading.current_thread() is self._thread:
+            raise InvalidInput("a callback of a delivery cannot flush or close its producer: it would wait for itself")
         with self._lock:
             sent = [(buffer, len(buffer.values)) for lane in self._lanes for buffer in list(lane.buffers.values())]
             sent += [(buffer, len(buffer.values)) for buffer in self._full]
@@ -185,6 +201,9 @@ class Producer:
                 self._asleep = True  # from now on every send asks, and is told
                 self._work.notify()
             self._thread.join()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
 
     def _checked(self, name: str, item: bytes | None) -> bytes | None:
         if item is None:
@@ -202,7 +221,7 @@ class Producer:
             lane: _Lane = self._local.lane
         except AttributeError:
             with self._lock:
-                lane = _Lane(Buffer(len(self._lanes) % self._topic.partitions, self._stored))
+                lane = _Lane(Buffer(self._topic.partition_for(None), self._stored))
                 self._lanes.append(lane)
             self._local.lane = lane
         return lane
@@ -234,13 +253,16 @@ class Producer:
                 following = (buffer.partition + 1) % self._topic.partitions
                 lane.sticky = lane.buffers.setdefault(following, Buffer(following, self._stored))
             self._work.notify()
-            self._stored.wait_for(lambda: self._waiting_bytes <= self._most_waiting or self._closed)
+            if threading.current_thread() is not self._thread:  # which is the one that makes room
+                self._stored.wait_for(lambda: self._waiting_bytes <= self._most_waiting or self._closed)
 
     def _rouse(self, buffer: Buffer) -> None:
         """Wakes the thread for the first record after a pause."""
         with self._lock:
             if self._closed:
-                buffer.values.pop()  # nobody takes it any more
+                if buffer.taken == len(buffer.values):
+                    return  # just in time
+                buffer.remove_last()  # nobody takes it any more
                 raise Closed("the producer is closed")
             self._asleep = False
             self._work.notify()
@@ -282,6 +304,7 @@ class Producer:
 
         Open buffers are listed first: one that becomes full in between is then found in both lists, not in none.
         """
+        self._lanes = [lane for lane in self._lanes if not lane.is_over()]
         buffers = [buffer for lane in self._lanes for buffer in list(lane.buffers.values())]
         full, self._full = self._full, deque()
         for buffer in [*full, *buffers]:
@@ -332,14 +355,15 @@ class Producer:
         for callback in taken.buffer.settle(taken.first, taken.end, outcome):
             try:
                 callback()
-            except Exception as error:  # the user's: it must not end the thread
+            except BaseException as error:  # the user's: it must not end the thread
                 self._error = self._error or error
 
 
 def _size_of_headers(headers: Headers | None) -> int:
     if headers is None:
         return 0
-    try:
-        return sum(len(name) * 4 + len(value) + 12 for name, value in headers.items())
-    except (AttributeError, TypeError):
-        raise InvalidRecord(f"headers map str to bytes, which {headers!r} does not") from None
+    if not isinstance(headers, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, bytes) for name, value in headers.items()
+    ):
+        raise InvalidRecord(f"headers map str to bytes, which {headers!r} does not")
+    return sum(len(name) * 4 + len(value) + 12 for name, value in headers.items())

@@ -16,6 +16,7 @@ from dq.engine.segments.view import PartitionView
 Partition = PartitionLog | PartitionView
 Start = int | datetime | Literal["earliest", "latest"]
 
+MOST_OPEN = 64  # partitions that are read at once with a file handle each
 _LONGEST_NAP = 0.02
 
 
@@ -53,7 +54,10 @@ def _iterate(
         while True:
             found = False
             for cursor in cursors:
-                for raw in cursor.read():
+                batches = cursor.read()
+                if len(cursors) > MOST_OPEN:
+                    cursor.close()  # it finds its place again, and many partitions do not need as many handles
+                for raw in batches:
                     found = True
                     if raw.header.count and not raw.header.flags & CONTROL:
                         yield raw
@@ -88,7 +92,7 @@ def wait_for_any(logs: Sequence[Partition], offsets: Sequence[int], timeout: flo
         return logs[0].wait_for(offsets[0], timeout)
     first = logs[0]
     if isinstance(first, PartitionLog):  # the partitions of a topic share one Growth
-        first.growth.wait(lambda: grown() or first.closed, timeout)
+        first.growth.wait(lambda: grown() or all(log.closed for log in logs), timeout)
         return grown()
     deadline = None if timeout is None else clock.monotonic() + timeout
     nap = 0.0005

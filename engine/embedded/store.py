@@ -24,7 +24,7 @@ from dq.engine.embedded.settings import (
     config_to_plain,
 )
 from dq.engine.embedded.topic import Topic
-from dq.engine.errors import Closed, InvalidConfig, ReadOnly, TopicExists, UnknownTopic
+from dq.engine.errors import Closed, DQError, InvalidConfig, ReadOnly, TopicExists, UnknownTopic
 from dq.engine.files import FileSystem, OsFiles
 from dq.engine.index.environment import IndexEnvironment
 from dq.engine.memory_files import MemoryFiles
@@ -69,12 +69,13 @@ class EmbeddedLog:
         self.read_only = read_only
         self.clock: Clock = clock or SystemClock()
         self._files: FileSystem = files or (MemoryFiles() if in_memory else OsFiles())
-        self._lock = threading.RLock()  # guards the maps below and every check before a metadata event
+        self.metadata_lock = threading.RLock()  # guards the maps below and every check before a metadata event
         self._logs: dict[tuple[bytes, int], PartitionLog | PartitionView] = {}
         self._recent: OrderedDict[tuple[bytes, int], None] = OrderedDict()
         self._growth: dict[bytes, Growth] = {}
         self._most_open = max_open_partitions
         self._closed = False
+        self._seen = EMPTY  # the image as a read-only log last saw it
         self._flusher: Flusher | None = None
         if flush == "interval" and not read_only:
             self._flusher = Flusher(self._open_logs, flush_interval_ms / 1000)
@@ -111,7 +112,7 @@ class EmbeddedLog:
         check_user_name(name, "a topic name")
         check_partitions(partitions)
         config = change_config(TopicConfig(), settings)
-        with self._lock:
+        with self.metadata_lock:
             self._check_writable()
             if name in self.image.topics:
                 if not exist_ok:
@@ -138,7 +139,8 @@ class EmbeddedLog:
 
     def configure_topic(self, name: str, **settings: Any) -> Topic:
         """Changes settings of a topic; they hold from now on."""
-        with self._lock:
+        check_user_name(name, "a topic name")
+        with self.metadata_lock:
             self._check_writable()
             topic = self.topic_image(name)
             changed = config_to_plain(change_config(config_from_image(topic.config), settings))
@@ -155,7 +157,7 @@ class EmbeddedLog:
     def delete_topic(self, name: str) -> None:
         """Deletes a topic and everything in it."""
         check_user_name(name, "a topic name")
-        with self._lock:
+        with self.metadata_lock:
             self._check_writable()
             topic = self.topic_image(name)
             self.propose(TopicDeleted(topic=name, topic_id=topic.topic_id))
@@ -163,7 +165,7 @@ class EmbeddedLog:
                 log = self._logs.pop((topic.topic_id, partition), None)
                 self._recent.pop((topic.topic_id, partition), None)
                 if isinstance(log, PartitionLog):
-                    log.discard()
+                    log.discard(partial(UnknownTopic, name))
             self._remove_topic_files(topic.name, topic.topic_id)
 
     def _remove_topic_files(self, name: str, topic_id: bytes) -> None:
@@ -183,12 +185,13 @@ class EmbeddedLog:
     @property
     def image(self) -> Image:
         """The metadata as of now."""
-        if self._closed:
-            raise Closed(f"the log {self.path!r} is closed")
+        self.check_open()
         if self._metadata is not None:
             return self._metadata.image
-        view = self.partition_log(METADATA_TOPIC, METADATA_TOPIC_ID, 0, TopicConfig())
-        return load_image(self._files, view) if view.segments() else EMPTY
+        view = self.partition_log(METADATA_TOPIC, METADATA_TOPIC_ID, 0)
+        if self._seen.offset != view.visible_end():
+            self._seen = load_image(self._files, view, self._seen if self._seen.offset else None)
+        return self._seen
 
     def topic_image(self, name: str) -> TopicImage:
         if name == METADATA_TOPIC:
@@ -199,7 +202,7 @@ class EmbeddedLog:
         return topic
 
     def propose(self, change: Change) -> int:
-        with self._lock:
+        with self.metadata_lock:
             self._check_writable()
             assert self._metadata is not None
             return self._metadata.propose(change)
@@ -218,29 +221,27 @@ class EmbeddedLog:
 
     # ------------------------------------------------------------ partitions
 
-    def partition_log(
-        self, topic: str, topic_id: bytes, partition: int, config: TopicConfig
-    ) -> PartitionLog | PartitionView:
+    def partition_log(self, topic: str, topic_id: bytes, partition: int) -> PartitionLog | PartitionView:
         """The log of a partition, opened on first use. The least recently used ones give back their file handles."""
         key = (topic_id, partition)
         log = self._logs.get(key)
         if log is None:
-            log = self._open_partition(topic, topic_id, partition, config)
+            log = self._open_partition(topic, topic_id, partition)
         recent = self._recent
-        recent[key] = None
-        recent.move_to_end(key)
-        if len(recent) > self._most_open:
-            self._park_oldest()
+        try:
+            recent.move_to_end(key)
+        except KeyError:  # parked, or opened just now
+            recent[key] = None
+            if len(recent) > self._most_open:
+                self._park_oldest()
         return log
 
-    def _open_partition(
-        self, topic: str, topic_id: bytes, partition: int, config: TopicConfig
-    ) -> PartitionLog | PartitionView:
+    def _open_partition(self, topic: str, topic_id: bytes, partition: int) -> PartitionLog | PartitionView:
         path = self._directory.partition_path(topic, topic_id, partition)
-        with self._lock:
-            if self._closed:
-                raise Closed(f"the log {self.path!r} is closed")
-            if topic != METADATA_TOPIC and self.topic_image(topic).topic_id != topic_id:
+        with self.metadata_lock:
+            self.check_open()
+            image = self.topic_image(topic)
+            if image.topic_id != topic_id:
                 raise UnknownTopic(topic)
             log = self._logs.get((topic_id, partition))
             if log is None:
@@ -249,7 +250,7 @@ class EmbeddedLog:
                     log = PartitionView(self._files, self.clock, path, index, partition)
                 else:
                     growth = self._growth.setdefault(topic_id, Growth())
-                    log_config = config.to_log_config(self.flush)
+                    log_config = config_from_image(image.config).to_log_config(self.flush)
                     identity = Identity(topic_id, partition)
                     log = PartitionLog(self._files, self.clock, path, identity, log_config, index, growth)
                     log.on_roll = partial(apply_retention, log, self.clock)
@@ -259,7 +260,7 @@ class EmbeddedLog:
             return log
 
     def _park_oldest(self) -> None:
-        with self._lock:
+        with self.metadata_lock:
             while len(self._recent) > self._most_open:
                 key, _ = self._recent.popitem(last=False)
                 log = self._logs.get(key)
@@ -270,7 +271,7 @@ class EmbeddedLog:
         return MemoryIndex() if self._index is None else self._index.partition(topic_id, partition)
 
     def _open_logs(self) -> list[PartitionLog]:
-        with self._lock:
+        with self.metadata_lock:
             return [log for log in self._logs.values() if isinstance(log, PartitionLog)]
 
     # ------------------------------------------------------------ upkeep and end
@@ -282,11 +283,18 @@ class EmbeddedLog:
 
     def sync(self) -> None:
         """Makes everything appended so far durable, whatever the flush mode."""
+        self.check_open()
+        failures = []
         for log in self._open_logs():
-            log.sync()
+            try:
+                log.sync()
+            except DQError as error:  # the others are synced all the same
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def close(self) -> None:
-        with self._lock:
+        with self.metadata_lock:
             if self._closed:
                 return
             self._closed = True
@@ -305,9 +313,12 @@ class EmbeddedLog:
         finally:
             self._directory.release()
 
-    def _check_writable(self) -> None:
+    def check_open(self) -> None:
         if self._closed:
             raise Closed(f"the log {self.path!r} is closed")
+
+    def _check_writable(self) -> None:
+        self.check_open()
         if self.read_only:
             raise ReadOnly(f"the log {self.path!r} was opened with read_only=True")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -93,7 +94,7 @@ class Topic:
         self._image = image
         self._config = config_from_image(image.config)
         self._codec = codec_number(self._config.compression)
-        self._turn = itertools.count()
+        self._turn = itertools.count(random.randrange(image.partitions))
 
     def __repr__(self) -> str:
         return f"<dq topic {self.name!r} with {self.partitions} partitions>"
@@ -209,6 +210,7 @@ class Topic:
         expected_offset: int | None,
     ) -> dict[int, list[EncodedBatch]]:
         """The batches for each partition."""
+        values = _sequence(values)
         stamps = None if timestamps is None else [self.moment(timestamp) for timestamp in timestamps]
         columns = Columns(values, keys, headers, stamps)
         columns.check_lengths()
@@ -221,14 +223,15 @@ class Topic:
         if expected_offset is not None and len(parts) > 1:
             raise InvalidInput("expected_offset needs one partition: name it, or give keys that share one")
         moment, whole = self.now(), expected_offset is not None
-        sizes = {number: self._check(part) for number, part in parts.items()}
-        return {
-            number: [self.encode(piece, moment) for piece in part.pieces(sizes[number], whole=whole)]
-            for number, part in parts.items()
-        }
+        encoded = {}
+        for number, part in parts.items():
+            size = self._check(part)
+            encoded[number] = [self.encode(piece, moment) for piece in part.pieces(size, whole=whole)]
+        return encoded
 
     def _check(self, columns: Columns) -> int:
         """Raises unless these records may be stored in this topic; returns their size."""
+        self.current_image()
         size, null_values, null_keys = columns.check()
         if self._config.compact:
             if null_keys:
@@ -325,12 +328,12 @@ class Topic:
         return Consumer(self, self._store, name, start)
 
     def consumers(self) -> list[str]:
-        return sorted(self._current_image().consumers)
+        return sorted(self.current_image().consumers)
 
     # ------------------------------------------------------------ know and change
 
     def describe(self) -> TopicInfo:
-        image = self._current_image()
+        image = self.current_image()
         return TopicInfo(
             name=image.name,
             topic_id=image.topic_id.hex(),
@@ -353,9 +356,10 @@ class Topic:
 
     def configure(self, **settings: Any) -> None:
         """Changes settings; see EmbeddedLog.create_topic for their names."""
-        self._image = self._store.configure_topic(self.name, **settings)._image
-        self._config = config_from_image(self._image.config)
-        self._codec = codec_number(self._config.compression)
+        with self._store.metadata_lock:
+            self.current_image()
+            self._store.configure_topic(self.name, **settings)
+            self.current_image()
 
     def maintain(self) -> None:
         """Applies retention, and compaction if the topic has it."""
@@ -378,7 +382,8 @@ class Topic:
         """The log of one partition; raises UnknownPartition."""
         if isinstance(partition, bool) or not isinstance(partition, int) or not 0 <= partition < self.partitions:
             raise UnknownPartition(self.name, partition, self.partitions)
-        return self._store.partition_log(self.name, self._image.topic_id, partition, self._config)
+        self._store.check_open()
+        return self._store.partition_log(self.name, self._image.topic_id, partition)
 
     def writable(self, partition: int) -> PartitionLog:
         log = self.log(partition)
@@ -388,10 +393,12 @@ class Topic:
         return log
 
     def _check_writable(self) -> None:
+        self._store.check_open()
         if self._store.read_only:
             raise ReadOnly(f"the log {self._store.path!r} was opened with read_only=True")
 
     def _readable(self, partition: int | None, start: Start) -> list[Partition]:
+        self.current_image()
         if partition is not None:
             return [self.log(partition)]
         if self.partitions > 1 and isinstance(start, int):
@@ -400,10 +407,15 @@ class Topic:
             )
         return [self.log(number) for number in range(self.partitions)]
 
-    def _current_image(self) -> TopicImage:
+    def current_image(self) -> TopicImage:
+        """The topic as it is now; UnknownTopic when it was deleted, even if there is a new one of that name."""
         image = self._store.topic_image(self.name)
         if image.topic_id != self._image.topic_id:
             raise UnknownTopic(self.name)
+        if image is not self._image:  # somebody changed its settings
+            self._image = image
+            self._config = config_from_image(image.config)
+            self._codec = codec_number(self._config.compression)
         return image
 
 
@@ -413,6 +425,15 @@ def partition_of_key(key: bytes, partitions: int) -> int:
         return crc32c(key) % partitions
     except TypeError:
         raise InvalidRecord(f"a key is {type(key).__name__}: allowed are bytes and None") from None
+
+
+def _sequence(values: Any) -> Sequence[bytes | None]:
+    """Any iterable of values will do; but one value alone is a mistake."""
+    if isinstance(values, (list, tuple)):
+        return values
+    if isinstance(values, (bytes, bytearray, memoryview, str)) or not hasattr(values, "__iter__"):
+        raise InvalidRecord(f"values is {type(values).__name__}: allowed is a list of bytes")
+    return list(values)
 
 
 def _appended(partition: int, offsets: list[int], batches: list[EncodedBatch]) -> list[Appended]:

@@ -54,9 +54,9 @@ def read_events(log: LogView, start: int = 0) -> Iterator[tuple[int, Event]]:
         cursor.close()
 
 
-def load_image(files: FileSystem, log: LogView) -> Image:
-    """The image at the end of a log: the snapshot, if there is a good one, and the events after it."""
-    image = _read_snapshot(files, log)
+def load_image(files: FileSystem, log: LogView, start: Image | None = None) -> Image:
+    """The image at the end of a log: `start`, or the snapshot if there is a good one, and the events after it."""
+    image = start or _read_snapshot(files, log)
     for offset, event in read_events(log, image.offset):
         # The log may have offsets without an event: repair leaves such holes.
         image = replace(fold(image, event), offset=offset + 1)
@@ -88,28 +88,42 @@ class LocalEventLog:
         self._clock = clock
         self._actor = actor
         self._lock = threading.Lock()
-        self.image = load_image(log.files, log)
-        self._snapshot_offset = self.image.offset
+        self._image = load_image(log.files, log)
+        self._snapshot_offset = self._image.offset
+
+    @property
+    def image(self) -> Image:
+        if self._image.offset != self.log.visible_end():
+            with self._lock:
+                self._catch_up()
+        return self._image
+
+    def _catch_up(self) -> None:
+        """Folds what is in the log and not in the image: an interrupt may have come between the two."""
+        if self._image.offset != self.log.visible_end():
+            for offset, event in read_events(self.log, self._image.offset):
+                self._image = replace(fold(self._image, event), offset=offset + 1)
 
     def propose(self, change: Change) -> int:
         event = new_event(change, self._clock.now(), self._actor)
         batch = encode([encode_event(event)], timestamp=event.time)
         with self._lock:
-            (offset,) = self.log.append([batch])
-            self.log.wait_durable(offset + 1)
-            self.image = replace(fold(self.image, event), offset=offset + 1)
-            if self.image.offset - self._snapshot_offset >= SNAPSHOT_EVERY:
-                self.write_snapshot()
+            self._catch_up()
+            (offset,) = self.log.append_durably([batch])
+            self._image = replace(fold(self._image, event), offset=offset + 1)
+            if self._image.offset - self._snapshot_offset >= SNAPSHOT_EVERY:
+                self._write_snapshot()
         return offset
 
-    def write_snapshot(self) -> None:
-        body = struct.pack("<I", _SNAPSHOT_VERSION) + encode_image(self.image)
+    def _write_snapshot(self) -> None:
+        body = struct.pack("<I", _SNAPSHOT_VERSION) + encode_image(self._image)
         data = struct.pack("<I", crc32c(body)) + body
         replace_file(self.log.files, f"{self.log.directory}/{SNAPSHOT}", data, sync=False)
-        self._snapshot_offset = self.image.offset
+        self._snapshot_offset = self._image.offset
 
     def close(self) -> None:
         with self._lock:
-            if self.image.offset != self._snapshot_offset:
-                self.write_snapshot()
+            self._catch_up()
+            if self._image.offset != self._snapshot_offset:
+                self._write_snapshot()
             self.log.close()

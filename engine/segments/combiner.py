@@ -7,6 +7,7 @@ once, like a sync, is done once for many, and a thread that is alone pays next t
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -17,10 +18,12 @@ from dq.engine.errors import StorageError
 class Request:
     """What a thread asks for; served when `run` returns. Subclasses add what is asked and what is answered."""
 
-    __slots__ = ("error", "leads", "wake")
+    __slots__ = ("error", "followers", "heir", "leads", "wake")
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
+        self.followers: list[Request] = []  # whom this one serves, as their leader
+        self.heir: Request | None = None  # who leads after this one
         self.leads = False
         self.wake: threading.Lock | None = None
 
@@ -40,36 +43,29 @@ class Combiner(Generic[R]):
         self._busy = False
 
     def run(self, request: R) -> None:
-        """Returns when the request is served; raises its error."""
-        with self._mutex:
-            self._queue.append(request)
-            if self._busy:
-                request.wake = threading.Lock()
+        """Returns when the request is served; raises its error. An interrupt leaves nobody without a leader."""
+        try:
+            with self._mutex:
+                self._queue.append(request)
+                if self._busy:
+                    wake = threading.Lock()
+                    wake.acquire()
+                    request.wake = wake
+                else:
+                    request.leads = True
+                    self._busy = True
+            if request.wake is not None:
                 request.wake.acquire()
-            self._busy = True
-        if request.wake is not None:
-            try:
-                request.wake.acquire()
-            except BaseException:  # an interrupt: the others must not wait for this thread to lead
-                self._leave(request)
-                raise
-        if request.wake is None or request.leads:
-            self._lead(request)
+            if request.leads:
+                self._serve_waiting(request)
+        finally:
+            self._step_down_surely(request)
         if request.error is not None:
             raise request.error
 
-    def _leave(self, request: R) -> None:
-        """Stops waiting. If the request is being served already, it will be."""
+    def _serve_waiting(self, own: R) -> None:
         with self._mutex:
-            leads = request.leads
-            if not leads and request in self._queue:
-                self._queue.remove(request)
-        if leads:
-            self._lead(request)
-
-    def _lead(self, own: R) -> None:
-        with self._mutex:
-            requests, self._queue = self._queue, []
+            requests, own.followers, self._queue = self._queue, list(self._queue), []
         try:
             self._serve(requests)
         except BaseException as error:
@@ -77,13 +73,42 @@ class Combiner(Generic[R]):
             shared = error if isinstance(error, Exception) else StorageError("interrupted while writing")
             for request in requests:
                 request.error = request.error or (error if request is own else shared)
+
+    def _step_down_surely(self, request: R) -> None:
+        """Steps down even if interrupts come in between, which are raised afterwards."""
+        interrupt: BaseException | None = None
+        for _ in range(1000):
+            try:
+                self._step_down(request)
+                break
+            except BaseException as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
+    def _step_down(self, request: R) -> None:
+        """Wakes those who were served and passes on the lead; or, after an interrupt, leaves the queue.
+
+        Can be called again if it was interrupted: each step looks at what is left to do.
+        """
         with self._mutex:
-            heir = self._queue[0] if self._queue else None
-            self._busy = heir is not None
-            if heir is not None:
-                heir.leads = True
-        for request in requests:
-            if request is not own and request.wake is not None:
-                request.wake.release()
-        if heir is not None and heir.wake is not None:
-            heir.wake.release()
+            if request in self._queue:
+                self._queue.remove(request)
+            if request.leads:
+                request.heir = self._queue[0] if self._queue else None
+                if request.heir is not None:
+                    request.heir.leads = True
+                self._busy = request.heir is not None
+                request.leads = False
+        while request.followers:
+            _wake(request.followers[-1])
+            request.followers.pop()
+        if request.heir is not None:
+            _wake(request.heir)
+            request.heir = None
+
+
+def _wake(request: Request) -> None:
+    if request.wake is not None:
+        with contextlib.suppress(RuntimeError):  # it is awake already
+            request.wake.release()

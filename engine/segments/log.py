@@ -52,6 +52,9 @@ from dq.engine.segments.segment import (
 from dq.engine.segments.stamping import Append, Stamped, Stamping
 from dq.engine.segments.visibility import Visibility
 
+# More than ever waits for a sync, unless the log was written with flush="os".
+MOST_REWRITTEN = 256 << 20
+
 logger = logging.getLogger("dq.engine")
 
 
@@ -93,6 +96,7 @@ class PartitionLog:
         self._checkpoint_wanted = False
         self._failed: PartitionFailed | None = None
         self._closed = False
+        self._closed_because: Callable[[], DQError] = lambda: Closed(f"{directory} is closed")
         self._feed = IndexFeed(index)
         self._appends: Combiner[Append] = Combiner(self._append_all)
         files.make_directory(directory)
@@ -133,27 +137,31 @@ class PartitionLog:
         if not clean:
             self._unsynced = unsynced
         elif not found.closed:
-            for base in unsynced:
-                self._rewrite_segment(base, found.synced_position if base == found.synced_segment else 0)
+            left = MOST_REWRITTEN
+            for base in reversed(unsynced):
+                left -= self._write_again(base, found.synced_position if base == found.synced_segment else 0, left)
         if found.lost_offsets:
             remove_checkpoints(self.files, self.directory)  # they speak of a log that is no more
         if found.scanned_bytes or found.cut_bytes or found.lost_offsets or found.boot_id != self.files.boot_id:
             self._write_checkpoint(self._encoded_checkpoint(), synced=clean)
         return clean
 
-    def _rewrite_segment(self, base: int, position: int) -> None:
-        """Writes what a segment holds from a position on once more, and syncs it.
+    def _write_again(self, base: int, position: int, limit: int) -> int:
+        """Syncs a segment after writing once more what it holds from a position on, if that is not beyond a limit.
 
         If the last writer stopped because a sync had failed, the page cache may hold what the disk does not and
         yet call it clean: a sync alone would then say that all is well and do nothing.
         """
         segment = Segment.open(self.files, self.directory, base, write=True)
         try:
-            while data := segment.read(CHUNK, position):
-                position += segment.write([data], position)
+            size = max(segment.size() - position, 0)
+            if size <= limit:
+                while data := segment.read(CHUNK, position):
+                    position += segment.write([data], position)
             segment.sync()
         finally:
             segment.close()
+        return size
 
     # ------------------------------------------------------------ what others may know
 
@@ -312,9 +320,10 @@ class PartitionLog:
 
     def _check_writable(self) -> None:
         if self._failed is not None:
-            raise self._failed
+            # A new one each time: an exception keeps what it passes through.
+            raise PartitionFailed(self._failed.file, self._failed.cause)
         if self._closed:
-            raise Closed(f"{self.directory} is closed")
+            raise self._closed_because()
 
     def _write(self, stamped: list[Stamped]) -> None:
         if not stamped:
@@ -326,7 +335,7 @@ class PartitionLog:
             self._writing = False
         size = sum([header.size for header, _, _ in stamped])
         active = self._segment_for(size)
-        if self._names_unsynced:
+        if self._names_unsynced and stamped[0][0].flags & AFTER_SYNC:
             # Not even the header of the segment is on stable storage.
             header = stamped[0][0]._replace(flags=stamped[0][0].flags & ~AFTER_SYNC)
             stamped[0] = header, pack_header(header), stamped[0][2]
@@ -399,7 +408,7 @@ class PartitionLog:
         """
         with self._lock:
             if self._failed is not None:
-                raise self._failed
+                raise PartitionFailed(self._failed.file, self._failed.cause)
             end = self._next_offset
             bases, self._unsynced = self._unsynced, []
             names_too, self._names_unsynced = self._names_unsynced, False
@@ -451,6 +460,7 @@ class PartitionLog:
         with contextlib.suppress(Corruption, OffsetOutOfRange):
             durable_end = self._commit.durable_end
             if durable_end >= self._active.base_offset:
+                self.index.cut(durable_end)
                 try:
                     self._active.truncate(find_position(self, self._active, durable_end))
                     self._active.sync()
@@ -665,11 +675,17 @@ class PartitionLog:
         with self._commit.paused:
             if not self._segments:
                 return True
+            if self._closed:
+                return False
             self._commit.durable_end, checkpoint = self._sync_all(with_checkpoint=True, closing=closing)
             if checkpoint is None or not self._write_checkpoint(checkpoint, synced=True, durable=True):
                 return False
-            with self._lock:
-                remove_unsynced_checkpoint(self.files, self.directory)
+            try:
+                with self._lock:
+                    remove_unsynced_checkpoint(self.files, self.directory)
+            except OSError as error:
+                logger.warning("%s: cannot remove an old checkpoint: %s", self.directory, error)
+                return False
             return True
 
     def park(self) -> None:
@@ -692,12 +708,13 @@ class PartitionLog:
             self._visibility.park()
             self.growth.announce()
 
-    def discard(self) -> None:
-        """Closes without a sync or a mark: the files are about to be deleted."""
-        with self._lock:
+    def discard(self, because: Callable[[], DQError]) -> None:
+        """Closes without a sync or a mark: the files are about to be deleted. Later writes raise what it says."""
+        with self._commit.paused, self._lock:
             self._closed = True
+            self._closed_because = because
             self._active = None
-        self._visibility.park()
+            self._visibility.close()
         self.growth.announce()
 
 

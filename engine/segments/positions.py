@@ -65,19 +65,23 @@ class MemoryIndex:
         at = bisect_left(entries, entry.offset, key=lambda known: known.offset)
         entries[at : at + (entries[at].offset == entry.offset)] = [entry]
 
+    # Readers ask without a lock, so a list that they may be looking at never gets shorter.
+
     def floor(self, offset: int) -> IndexEntry | None:
-        at = bisect_right(self._entries, offset, key=lambda entry: entry.offset)
-        return self._entries[at - 1] if at else None
+        entries = self._entries
+        at = bisect_right(entries, offset, key=lambda entry: entry.offset)
+        return entries[at - 1] if at else None
 
     def floor_time(self, timestamp: int) -> IndexEntry | None:
-        at = bisect_left(self._entries, timestamp, key=lambda entry: entry.max_timestamp)
-        return self._entries[at - 1] if at else None
+        entries = self._entries
+        at = bisect_left(entries, timestamp, key=lambda entry: entry.max_timestamp)
+        return entries[at - 1] if at else None
 
     def cut(self, offset: int) -> None:
-        del self._entries[bisect_left(self._entries, offset, key=lambda entry: entry.offset) :]
+        self._entries = self._entries[: bisect_left(self._entries, offset, key=lambda entry: entry.offset)]
 
     def drop(self, offset: int) -> None:
-        del self._entries[: bisect_left(self._entries, offset, key=lambda entry: entry.offset)]
+        self._entries = self._entries[bisect_left(self._entries, offset, key=lambda entry: entry.offset) :]
 
     def forget_segment(self, segment: int, end: int) -> None:
         self._entries = [entry for entry in self._entries if not segment <= entry.offset < end]

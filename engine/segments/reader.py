@@ -70,7 +70,9 @@ class Cursor:
     __slots__ = ("_log", "_position", "_read_size", "_segment", "offset")
 
     def __init__(self, log: LogView, offset: int) -> None:
-        segments, end = log.segments(), log.visible_end()
+        # In this order: a log may get its first segment in between.
+        end = log.visible_end()
+        segments = log.segments()
         start = segments[0] if segments else end
         if not start <= offset <= end:
             raise OffsetOutOfRange(offset, start, end)
@@ -122,6 +124,8 @@ class Cursor:
         following = [base for base in self._log.segments() if base > segment.base_offset]
         if not following:
             return False
+        if self._log.segments()[0] > self.offset:  # retention was faster
+            raise OffsetOutOfRange(self.offset, self._log.segments()[0], self._log.visible_end())
         if following[0] != self.offset:
             raise Corruption(
                 segment.path,

@@ -109,7 +109,7 @@ class _Recovery:
             self.max_timestamp = start.max_timestamp
             self.producers, self.epochs = start.producers, start.epochs
         at_end = start is not None and self._ends_with(start)
-        if not at_end:
+        if not at_end or (start is not None and not start.closed):
             self.index.cut(self.next_offset)
         synced = next((checkpoint for checkpoint in fitting if checkpoint.synced), None)
         if synced is not None:

@@ -26,7 +26,10 @@ def _first_to_keep_by_age(log: PartitionLog, cutoff: int) -> int:
     segments = log.segments()
     keep = segments[0] if segments else 0
     for base in segments[1:]:
-        segment = Segment.open(log.files, log.directory, base)
+        try:
+            segment = Segment.open(log.files, log.directory, base)
+        except FileNotFoundError:
+            continue  # somebody else removes segments as well
         try:
             if segment.read_header().max_timestamp_before >= cutoff:
                 break
@@ -43,7 +46,10 @@ def _first_to_keep_by_size(log: PartitionLog, limit: int) -> int:
     total = 0
     segments = log.segments()
     for base in reversed(segments):
-        segment = Segment.open(log.files, log.directory, base)
+        try:
+            segment = Segment.open(log.files, log.directory, base)
+        except FileNotFoundError:
+            continue
         total += segment.size() - SEGMENT_HEADER_SIZE
         segment.close()
         if total >= limit:

@@ -23,6 +23,7 @@ class PartitionView:
         self.partition = partition
         self.directory = directory
         self.index = index
+        self.closed = False
         self._clock = clock
         self._counter: Counter | None = None
         self._segments: tuple[int, ...] = ()
@@ -46,12 +47,13 @@ class PartitionView:
         return True
 
     def visible_end(self) -> int:
-        if self._counter is None:
+        counter = self._counter
+        if counter is None:
             try:
-                self._counter = self.files.counter(f"{self.directory}/{VISIBLE}", write=False)
+                counter = self._counter = self.files.counter(f"{self.directory}/{VISIBLE}", write=False)
             except (FileNotFoundError, ValueError):  # not there yet, or still empty
                 return self._scanned_end()
-        return self._counter.get() or self._synced_end()
+        return counter.get() or self._synced_end()
 
     def _synced_end(self) -> int:
         """The number may be gone after a power loss, as it is never synced. What a checkpoint calls synced is not."""
@@ -122,18 +124,18 @@ class PartitionView:
         """Waits until an offset is visible; False when the time is over. Looks at a mapped number, then naps."""
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         nap = _SHORTEST_NAP
-        while self.visible_end() <= offset:
+        while self.visible_end() <= offset and not self.closed:
             left = nap if deadline is None else min(nap, deadline - self._clock.monotonic())
             if left <= 0:
                 return False
             self._clock.sleep(left)
             nap = min(nap * 2, _LONGEST_NAP)
-        return True
+        return not self.closed
 
     def park(self) -> None:
         """Lets go of the file handle until it is needed again."""
-        counter, self._counter = self._counter, None
-        if counter is not None:
-            counter.close()
+        self._counter = None  # closed when the last thread that looks at it is done
 
-    close = park
+    def close(self) -> None:
+        self.closed = True
+        self.park()

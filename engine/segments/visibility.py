@@ -16,7 +16,7 @@ VISIBLE = "visible"
 class Visibility:
     """Readers see the offsets below `end`."""
 
-    __slots__ = ("_counter", "_files", "_mutex", "_path", "end", "growth")
+    __slots__ = ("_closed", "_counter", "_files", "_mutex", "_path", "end", "growth")
 
     def __init__(self, files: FileSystem, directory: str, growth: Growth) -> None:
         self.end = 0
@@ -25,6 +25,7 @@ class Visibility:
         self._path = f"{directory}/{VISIBLE}"
         self._mutex = threading.Lock()
         self._counter: Counter | None = None
+        self._closed = False
 
     def raise_to(self, end: int) -> None:
         """Lets readers see up to an offset; never takes back what they have seen."""
@@ -42,10 +43,17 @@ class Visibility:
         self.growth.announce()
 
     def _store(self, end: int) -> None:
+        self.end = end
+        if self._closed:
+            return
         if self._counter is None:
             self._counter = self._files.counter(self._path, write=True)
-        self.end = end
         self._counter.set(end)
+
+    def close(self) -> None:
+        """From here on the file is left alone: it may be about to be deleted."""
+        self._closed = True
+        self.park()
 
     def park(self) -> None:
         """Lets go of the file until the number changes."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ from dq.engine.segments.batch import SPARSE, encode
 from dq.engine.segments.combiner import Combiner, Request
 from dq.engine.segments.compaction import CompactionResult, compact
 from dq.engine.segments.compression import NAMES
+from dq.engine.segments.config import LogConfig
 from dq.engine.segments.log import PartitionLog
 from dq.engine.segments.positions import IndexEntry, MemoryIndex
 from dq.engine.segments.producers import ALWAYS_KEPT, FORGET_AFTER, WINDOW
@@ -36,6 +38,7 @@ from dq.engine.segments.retention import apply_retention
 from tests.clocks import ManualClock
 from tests.faulty_files import FaultyFiles
 from tests.segments.log_tools import (
+    IDENTITY,
     NOW,
     SECOND,
     after_sync_flags,
@@ -129,6 +132,31 @@ def test_large_batches_and_many_small_ones_are_read_whole(log: PartitionLog) -> 
     put(log, b"last")
     assert values(log) == [*expected, big, b"last"]
     assert values(log, 2999) == [expected[-1], big, b"last"]
+
+
+def test_a_reader_may_begin_while_the_first_batch_is_written() -> None:
+    class Growing(PartitionLog):
+        """Gets its first batch between two questions of a reader."""
+
+        asked = 0
+
+        def segments(self) -> tuple[int, ...]:
+            found = super().segments()
+            self.write_once()
+            return found
+
+        def visible_end(self) -> int:
+            found = super().visible_end()
+            self.write_once()
+            return found
+
+        def write_once(self) -> None:
+            self.asked += 1
+            if self.asked == 1:
+                put(self, b"first")
+
+    log = Growing(MemoryFiles(), ManualClock(NOW), "/log", IDENTITY, LogConfig(), MemoryIndex())
+    assert [raw.header.base_offset for raw in log.cursor(0).read()] == [0]
 
 
 @pytest.mark.parametrize("offset", [-1, 4, 100])
@@ -681,6 +709,19 @@ def test_retention_without_limits_removes_nothing(log: PartitionLog, place: Plac
     assert apply_retention(log, place.clock) == []
 
 
+def test_retention_may_run_in_several_threads(place: Place) -> None:
+    log = place.open(segment_bytes=300, retention_bytes=500)
+    for _ in range(10):
+        put_many(log, 20, size=100)
+        with ThreadPoolExecutor(4) as pool:
+            removed = [
+                base for found in pool.map(lambda _: apply_retention(log, place.clock), range(4)) for base in found
+            ]
+        assert len(removed) == len(set(removed)) > 0
+    assert offsets(log) == list(range(log.start_offset, 200))
+    log.close()
+
+
 def test_a_reader_that_retention_overtakes_is_told(place: Place) -> None:
     log = place.open(segment_bytes=300, retention_bytes=1)
     put_many(log, 10, size=100)
@@ -928,6 +969,25 @@ def test_a_header_that_promises_a_later_time_than_its_records_have_does_no_harm(
     assert log.offset_at_time(NOW + 20) == 2
 
 
+def test_the_index_may_shrink_while_it_is_asked() -> None:
+    index = MemoryIndex()
+    shrunk: list[bool] = []
+
+    class Shrinking(IndexEntry):
+        """While a reader looks at it, another thread truncates the log."""
+
+        @property
+        def offset(self) -> int:
+            if not shrunk:
+                shrunk.append(True)
+                index.cut(0)
+            return self[0]
+
+    index._entries = [Shrinking(number, 0, number, number) for number in range(100)]
+    entry = index.floor(90)
+    assert entry is None or entry[0] <= 90
+
+
 def test_the_index_may_be_lost_at_any_time(place: Place) -> None:
     index = MemoryIndex()
     log = place.open(segment_bytes=1 << 20, index=index)
@@ -1000,8 +1060,9 @@ def test_those_who_come_during_a_sync_are_served_by_the_next_one() -> None:
             assert written.acquire(timeout=DEADLINE)
         assert log.visible_end() == 1  # nothing is shown before its sync is done
         go_on.set()
-        for future in [leader, *followers]:
-            future.result(DEADLINE)
+        leader.result(DEADLINE)
+        for follower in followers:
+            follower.result(DEADLINE)
     assert syncs <= 3  # one for the leader, and one or two for all the others
     assert log.durable_end == log.visible_end() == 11
 
@@ -1025,7 +1086,10 @@ def test_appends_of_many_threads_are_combined_and_each_gets_its_own_offsets() ->
     assert all(found[offset] == value and found[offset + 1] == value + b"'" for offset, value in stored)
 
 
-def interrupt_main_thread() -> None:
+def interrupt_main_thread(once: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not once() and time.monotonic() < deadline:
+        time.sleep(0.001)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
@@ -1040,13 +1104,66 @@ def test_a_waiting_thread_that_is_interrupted_does_not_hold_up_the_others() -> N
     with ThreadPoolExecutor(2) as pool:
         leader = pool.submit(combiner.run, Request())
         assert serving.wait(DEADLINE)
-        timer = threading.Timer(0.05, interrupt_main_thread)
-        timer.start()
+        interrupted = Request()
         with pytest.raises(KeyboardInterrupt):
-            combiner.run(Request())
+            pool.submit(interrupt_main_thread, lambda: interrupted.wake is not None and interrupted.wake.locked())
+            combiner.run(interrupted)
         go_on.set()
         leader.result(DEADLINE)
         pool.submit(combiner.run, Request()).result(DEADLINE)
+
+
+@pytest.mark.parametrize("flush", ["always", "interval"])
+def test_upkeep_does_not_disturb_writers_and_readers(place: Place, flush: str) -> None:
+    log = place.open(flush=flush, segment_bytes=20_000, checkpoint_bytes=5000)
+    writing = threading.Event()
+    writing.set()
+    count = 400
+
+    def write(thread: int) -> None:
+        for number in range(count):
+            key = b"%d/%d" % (thread, number % 40)
+            log.append_durably([batch_of(b"%d" % number, keys=[key], producer=(thread, 0, number))])
+
+    def read() -> int:
+        cursor = log.cursor(0)
+        seen = 0
+        while writing.is_set() or cursor.offset < log.next_offset:
+            for raw in cursor.read():
+                assert raw.header.base_offset <= seen < raw.header.next_offset or raw.header.base_offset == seen
+                seen = raw.header.next_offset
+                raw.decode()
+            log.wait_for(cursor.offset, 0.01)
+        cursor.close()
+        return seen
+
+    def upkeep() -> None:
+        while writing.is_set():
+            log.roll()
+            compact(log, place.clock)
+            log.checkpoint()
+            apply_retention(log, place.clock)
+            log.park()
+
+    with ThreadPoolExecutor(6) as pool:
+        readers = [pool.submit(read) for _ in range(2)]
+        keeper = pool.submit(upkeep)
+        try:
+            for writer in [pool.submit(write, thread) for thread in range(3)]:
+                writer.result(60)
+        finally:
+            writing.clear()
+        keeper.result(60)
+        log.sync()
+        assert [reader.result(60) for reader in readers] == [3 * count] * 2
+    log.close()
+    place.forget_state()
+    log = place.open()
+    latest = {record.key: record.value for record in records(log)}
+    assert latest == {b"%d/%d" % (t, k): b"%d" % (count - 40 + k) for t in range(3) for k in range(40)}
+    for thread in range(3):
+        assert put(log, b"next", producer=(thread, 0, count)) == log.next_offset - 1
+    log.close()
 
 
 class InterruptingIndex(MemoryIndex):

@@ -5,6 +5,7 @@ The tests that try many seeds say in their failures which seed it was; `run_sche
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -165,7 +166,6 @@ def test_batches_inside_a_torn_batch_are_not_taken_for_its_followers() -> None:
     end = position + header.size
     put(log, b"before" + inner + b"after")
     files.kill()
-    delete_checkpoints(files)
     files.cut(segment_path(0), end + HEADER_SIZE + len(inner) + 12)
     log = open_log(files)
     assert (log.next_offset, log.recovered.damage, offsets(log)) == (3, (), [0, 1, 2])
@@ -465,7 +465,7 @@ class Schedule:
 
     def _errors_for_a_while(self) -> None:
         partition, chance = self.partition, self.random
-        # With flush="os" nothing is written a second time after a failed sync: see `_rewrite_segment`.
+        # With flush="os" nothing is written a second time after a failed sync: see `_write_again`.
         calls = ["full", "write", "rename", "truncate", "remove", "create"]
         call = chance.choice(calls if partition.config.flush == "os" else [*calls, "sync", "sync", "sync_directory"])
         if call == "full":
@@ -605,6 +605,25 @@ def test_what_a_torn_tail_leaves_behind_does_not_come_back() -> None:
             log = open_log(files)
             assert values(log) == before
             assert len(set(before)) == 15
+
+
+@pytest.mark.parametrize("flush", FLUSH_MODES)
+@pytest.mark.parametrize("crash", ["kill", "power_loss"])
+def test_a_batch_that_a_crash_kept_from_being_written_is_not_taken_for_a_duplicate(crash: str, flush: Flush) -> None:
+    """Whatever call the process died in, also when the append had to begin a new segment."""
+    for call in range(1, 20):
+        files = FaultyFiles(call)
+        log = open_log(files, flush=flush, segment_bytes=300, checkpoint_bytes=1)
+        put(log, numbered(0, 100), producer=(7, 0, 0))
+        log.sync()
+        files.crash_at(call)
+        with contextlib.suppress(CrashPoint):
+            put(log, numbered(1, 100), producer=(7, 0, 1))
+        getattr(files, crash)()
+        log = open_log(files, flush=flush)
+        with seed_in_failures(f"{call}"):
+            assert put(log, numbered(1, 100), producer=(7, 0, 1)) == 1
+            assert values(log) == [numbered(0, 100), numbered(1, 100)]
 
 
 # ---------------------------------------------------------------- failed syncs
@@ -1006,3 +1025,17 @@ def test_the_format_survives_what_a_bad_producer_sends_in_a_header() -> None:
     assert [record.offset for record in found] == [0, 1, 3, 4]
     assert [(error.offset, error.resume_offset) for error in damage] == [(2, 3)]
     assert pack_header(lying.header) != pack_header(good.header)
+
+
+def test_what_was_never_synced_is_not_all_written_again_when_it_is_a_lot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a log that somebody wrote with flush="os" must not take as long as writing it."""
+    files = FaultyFiles()
+    log = open_log(files, flush="os", segment_bytes=2000)
+    put_many(log, 100, size=100)
+    files.kill()
+    monkeypatch.setattr("dq.engine.segments.log.MOST_REWRITTEN", 3000)
+    files.call_log = []
+    log = open_log(files)
+    assert log.durable_end == 100
+    assert {path for call, path in files.call_log if call == "sync"} == {segment_path(base) for base in log.segments()}
+    assert len({path for call, path in files.call_log if call == "write" and path.endswith(".seg")}) <= 2

@@ -258,7 +258,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
 
 def run(max_examples: int, steps: int) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         PartitionMachine,
         settings=settings(
             max_examples=max_examples,
