@@ -9,6 +9,7 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from dq.engine.embedded.arguments import check_count, check_timeout
 from dq.engine.embedded.reading import MOST_OPEN, Partition, Start, resolve_start, wait_for_any
 from dq.engine.errors import Closed, DQError, InvalidInput, OffsetOutOfRange, ReadOnly, UnknownConsumer
 from dq.engine.names import check_user_name
@@ -95,8 +96,8 @@ class Consumer:
 
         Raises OffsetOutOfRange when retention removed what comes next: `seek` says where to go on.
         """
-        if max_records < 1:
-            raise InvalidInput(f"max_records is {max_records}: allowed is 1 or more")
+        check_count("max_records", max_records)
+        check_timeout(timeout)
         self._check_open()
         records = self._collect(max_records)
         if not records and (timeout is None or timeout > 0):

@@ -1,4 +1,4 @@
-"""The one thread that the embedded engine may have: it syncs every so often, with flush="interval" only."""
+"""The thread that syncs every so often; with flush="interval" only."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
 import threading
 import weakref
 from collections import deque
@@ -9,15 +11,31 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
+from dq.engine.embedded.arguments import check_count, check_milliseconds, check_timeout
 from dq.engine.embedded.columns import Appended, Columns, Timestamp
 from dq.engine.embedded.delivery import RECORD_OVERHEAD, SMALL, Buffer, Delivery
-from dq.engine.errors import BatchTooLarge, Closed, InvalidConfig, InvalidInput, InvalidRecord, UnknownPartition
+from dq.engine.errors import BatchTooLarge, Closed, InvalidInput, InvalidRecord, UnknownPartition
 from dq.engine.segments.batch import HEADER_SIZE, MAX_RECORDS, EncodedBatch, Headers
 
 if TYPE_CHECKING:
     from dq.engine.embedded.topic import Topic
 
 _BATCH_OVERHEAD = HEADER_SIZE + 64
+
+logger = logging.getLogger("dq.engine")
+
+
+_open_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+@atexit.register
+def _flush_open_producers() -> None:
+    """A program that ends without closing its producers still gets its records stored."""
+    for producer in list(_open_producers):
+        try:
+            producer.close()
+        except Exception as error:
+            logger.error("%r: not everything that was sent is stored: %s", producer, error)
 
 
 class _Lane:
@@ -66,16 +84,11 @@ class Producer:
     def __init__(
         self, topic: Topic, *, linger_ms: float, batch_bytes: int, batch_records: int, max_in_flight_bytes: int
     ) -> None:
-        if not 0 <= linger_ms <= 60_000:
-            raise InvalidConfig("linger_ms", linger_ms, "0 to 60,000")
-        if not 1 <= batch_records <= MAX_RECORDS:
-            raise InvalidConfig("batch_records", batch_records, f"1 to {MAX_RECORDS:,}")
-        if batch_bytes < 1:
-            raise InvalidConfig("batch_bytes", batch_bytes, "1 or more")
-        if max_in_flight_bytes < 1:
-            raise InvalidConfig("max_in_flight_bytes", max_in_flight_bytes, "1 or more")
         self._topic = topic
-        self._linger = linger_ms / 1000
+        self._linger = check_milliseconds("linger_ms", linger_ms, 60_000, may_be_zero=True) / 1000
+        check_count("batch_records", batch_records, MAX_RECORDS)
+        check_count("batch_bytes", batch_bytes)
+        check_count("max_in_flight_bytes", max_in_flight_bytes)
         self._most_record = topic.config.max_batch_bytes - _BATCH_OVERHEAD
         self._batch_bytes = min(batch_bytes, self._most_record)
         self._batch_records = batch_records
@@ -97,6 +110,10 @@ class Producer:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="dq-producer", daemon=True)
         self._thread.start()
+        _open_producers.add(self)
+
+    def __repr__(self) -> str:
+        return f"<dq producer of topic {self._topic.name!r}{' closed' if self._closed else ''}>"
 
     def __enter__(self) -> Producer:
         return self
@@ -176,6 +193,7 @@ class Producer:
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until everything sent so far is stored; raises the first error since the last flush."""
+        check_timeout(timeout)
         if threading.current_thread() is self._thread:
             raise InvalidInput("a callback of a delivery cannot flush or close its producer: it would wait for itself")
         with self._lock:
@@ -198,6 +216,7 @@ class Producer:
         finally:
             with self._lock:
                 self._closed = True
+                _open_producers.discard(self)
                 self._asleep = True  # from now on every send asks, and is told
                 self._work.notify()
             self._thread.join()

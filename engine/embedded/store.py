@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 from immutables import Map
 
 from dq.engine.clock import Clock, SystemClock
+from dq.engine.embedded.arguments import check_count, check_milliseconds
 from dq.engine.embedded.directory import DataDirectory, absolute
 from dq.engine.embedded.flusher import Flusher
 from dq.engine.embedded.settings import (
@@ -59,10 +61,10 @@ class EmbeddedLog:
     ) -> None:
         if flush not in FLUSH_MODES:
             raise InvalidConfig("flush", flush, ", ".join(FLUSH_MODES))
-        if not 0 < flush_interval_ms < 1e7:
-            raise InvalidConfig("flush_interval_ms", flush_interval_ms, "a positive number of milliseconds")
-        if max_open_partitions < 1:
-            raise InvalidConfig("max_open_partitions", max_open_partitions, "1 or more")
+        check_milliseconds("flush_interval_ms", flush_interval_ms, 10_000_000, may_be_zero=False)
+        check_count("max_open_partitions", max_open_partitions)
+        if not isinstance(path, (str, os.PathLike)):
+            raise InvalidConfig("path", path, f"a str or a path, or {MEMORY!r}")
         in_memory = os.fspath(path) == MEMORY
         self.path = MEMORY if in_memory else absolute(path)
         self.flush = flush
@@ -82,14 +84,16 @@ class EmbeddedLog:
         self._directory = DataDirectory(self._files, self.path)
         self._directory.open(self.clock, create=create, read_only=read_only)
         self._index: IndexEnvironment | None = None
+        self._metadata: LocalEventLog | None = None
         try:
             if isinstance(self._files, OsFiles):
                 self._index = IndexEnvironment(self._directory.index_path, self._files.boot_id, read_only=read_only)
-            self._metadata = None if read_only else self._open_metadata()
             if not read_only:
+                self._metadata = self._open_metadata()
                 self._finish_deletions()
         except BaseException:
-            self._directory.release()
+            with contextlib.suppress(Exception):
+                self.close()
             raise
 
     def __enter__(self) -> EmbeddedLog:
@@ -166,6 +170,7 @@ class EmbeddedLog:
                 self._recent.pop((topic.topic_id, partition), None)
                 if isinstance(log, PartitionLog):
                     log.discard(partial(UnknownTopic, name))
+            self._growth.pop(topic.topic_id, None)
             self._remove_topic_files(topic.name, topic.topic_id)
 
     def _remove_topic_files(self, name: str, topic_id: bytes) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from dq.engine.embedded.arguments import check_expected_offset, check_timeout
 from dq.engine.embedded.columns import BATCH_BYTES, Appended, Columns, Timestamp
 from dq.engine.embedded.consumer import Consumer
 from dq.engine.embedded.directory import topic_directory
@@ -20,6 +21,7 @@ from dq.engine.errors import (
     Corruption,
     InvalidInput,
     InvalidRecord,
+    OffsetOutOfRange,
     ReadOnly,
     UnknownPartition,
     UnknownTopic,
@@ -31,6 +33,7 @@ from dq.engine.segments.compaction import compact
 from dq.engine.segments.compression import codec_number
 from dq.engine.segments.crc import crc32c
 from dq.engine.segments.log import PartitionLog
+from dq.engine.segments.reader import RawBatch
 from dq.engine.segments.retention import apply_retention
 
 if TYPE_CHECKING:
@@ -49,7 +52,8 @@ class PendingWrite:
         self._log = log
 
     def done(self) -> bool:
-        return self._log.visible_end() >= self.appended.next_offset
+        """`result` would not wait."""
+        return self._log.closed or self._log.visible_end() >= self.appended.next_offset
 
     def result(self) -> Appended:
         """Waits for the disk, together with everyone else who does; raises what went wrong."""
@@ -132,6 +136,7 @@ class Topic:
         The partition is the given one, that of the key, or the next in turn. A value of None deletes its key in
         a compacted topic. With `expected_offset` the record is stored only if it gets that very offset.
         """
+        check_expected_offset(expected_offset)
         number = self.partition_for(key) if partition is None else partition
         moment = self.moment(timestamp)
         columns = Columns([value], None if key is None else [key], None if headers is None else [headers], None)
@@ -210,6 +215,7 @@ class Topic:
         expected_offset: int | None,
     ) -> dict[int, list[EncodedBatch]]:
         """The batches for each partition."""
+        check_expected_offset(expected_offset)
         values = _sequence(values)
         stamps = None if timestamps is None else [self.moment(timestamp) for timestamp in timestamps]
         columns = Columns(values, keys, headers, stamps)
@@ -302,10 +308,7 @@ class Topic:
         timeout: float | None = None,
     ) -> Iterator[Batch]:
         """The same as columns: a batch has lists of values, keys, and so on."""
-        logs = self._readable(partition, start)
-        starts = {log.partition: resolve_start(log, start) for log in logs}
-        raw = raw_batches(logs, starts, follow=follow, timeout=timeout, clock=self._store.clock)
-        return decoded(raw, starts)
+        return decoded(*self._raw_batches(partition, start, follow, timeout))
 
     def read_arrow(
         self,
@@ -318,10 +321,21 @@ class Topic:
         """The same as Arrow record batches, without making Python objects on the way where that is possible."""
         from dq.engine.embedded.arrow import arrow_batches
 
+        return arrow_batches(*self._raw_batches(partition, start, follow, timeout))
+
+    def _raw_batches(
+        self, partition: int | None, start: Start, follow: bool, timeout: float | None
+    ) -> tuple[Iterator[RawBatch], dict[int, int]]:
+        """The batches, and from which offset of each partition they count."""
+        check_timeout(timeout)
         logs = self._readable(partition, start)
-        starts = {log.partition: resolve_start(log, start) for log in logs}
-        raw = raw_batches(logs, starts, follow=follow, timeout=timeout, clock=self._store.clock)
-        return arrow_batches(raw, starts)
+        while True:
+            starts = {log.partition: resolve_start(log, start) for log in logs}
+            try:
+                return raw_batches(logs, starts, follow=follow, timeout=timeout, clock=self._store.clock), starts
+            except OffsetOutOfRange:
+                if start != "earliest":
+                    raise  # otherwise retention came between the two: look again
 
     def consumer(self, name: str, *, start: Start = "earliest") -> Consumer:
         """A named consumer whose positions are kept. `start` counts only when the name is new."""

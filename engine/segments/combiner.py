@@ -59,7 +59,16 @@ class Combiner(Generic[R]):
             if request.leads:
                 self._serve_waiting(request)
         finally:
-            self._step_down_surely(request)
+            # An interrupt can come with any call, so also here; spelled out, since a loop or a function of its own
+            # would have moments outside of every `try`.
+            try:
+                self._step_down(request)
+            except BaseException:
+                try:
+                    self._step_down(request)
+                except BaseException:
+                    self._step_down(request)
+                raise
         if request.error is not None:
             raise request.error
 
@@ -73,18 +82,6 @@ class Combiner(Generic[R]):
             shared = error if isinstance(error, Exception) else StorageError("interrupted while writing")
             for request in requests:
                 request.error = request.error or (error if request is own else shared)
-
-    def _step_down_surely(self, request: R) -> None:
-        """Steps down even if interrupts come in between, which are raised afterwards."""
-        interrupt: BaseException | None = None
-        for _ in range(1000):
-            try:
-                self._step_down(request)
-                break
-            except BaseException as error:
-                interrupt = error
-        if interrupt is not None:
-            raise interrupt
 
     def _step_down(self, request: R) -> None:
         """Wakes those who were served and passes on the lead; or, after an interrupt, leaves the queue.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from dq.engine.clock import Clock
 from dq.engine.errors import Corruption
 from dq.engine.files import Counter, FileSystem
@@ -109,9 +111,10 @@ class PartitionView:
     def size(self) -> int:
         total = 0
         for base in self.segments():
-            segment = Segment.open(self.files, self.directory, base)
-            total += segment.size()
-            segment.close()
+            with contextlib.suppress(FileNotFoundError):  # retention removed it just now
+                segment = Segment.open(self.files, self.directory, base)
+                total += segment.size()
+                segment.close()
         return total
 
     def cursor(self, offset: int) -> Cursor:

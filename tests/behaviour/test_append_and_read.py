@@ -200,6 +200,21 @@ def test_a_conditional_append_succeeds_only_at_the_expected_offset(log: dq.Embed
         topic.append_many([b"x"] * 20, keys=[b"k%d" % number for number in range(20)], expected_offset=0)
 
 
+@pytest.mark.parametrize("bad", ["1", -1, True, 1.0])
+def test_an_expected_offset_is_an_offset(log: dq.EmbeddedLog, bad: object) -> None:
+    topic = log.create_topic("t")
+    with pytest.raises(dq.InvalidInput, match="expected_offset"):
+        topic.append(b"x", expected_offset=bad)  # type: ignore[arg-type]
+    with pytest.raises(dq.InvalidInput, match="expected_offset"):
+        topic.append_many([b"x"], expected_offset=bad)  # type: ignore[arg-type]
+    assert list(topic.read()) == []
+
+
+def test_a_timeout_is_a_number_of_seconds(log: dq.EmbeddedLog) -> None:
+    with pytest.raises(dq.InvalidInput, match="seconds"):
+        log.create_topic("t").read(follow=True, timeout="1")  # type: ignore[arg-type]
+
+
 def test_of_many_conditional_appends_at_once_one_wins(log: dq.EmbeddedLog) -> None:
     topic = log.create_topic("t")
     wins: list[int] = []

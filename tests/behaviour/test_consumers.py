@@ -200,6 +200,7 @@ def test_a_bad_consumer_name_is_refused(log: dq.EmbeddedLog, name: object) -> No
         log.create_topic("t").consumer(name)  # type: ignore[arg-type]
 
 
-def test_max_records_is_at_least_one(log: dq.EmbeddedLog) -> None:
-    with pytest.raises(dq.InvalidInput):
-        log.create_topic("t").consumer("c").poll(max_records=0)
+@pytest.mark.parametrize("bad", [{"max_records": 0}, {"max_records": "5"}, {"timeout": "1"}, {"timeout": -1}])
+def test_a_poll_that_makes_no_sense_is_refused(log: dq.EmbeddedLog, bad: dict[str, object]) -> None:
+    with pytest.raises(dq.InvalidInput, match="allowed"):
+        log.create_topic("t").consumer("c").poll(**bad)  # type: ignore[arg-type]

@@ -172,3 +172,9 @@ def test_memory_in_flight_is_bounded(log: dq.EmbeddedLog) -> None:
         for _ in range(2000):
             producer.send(b"x" * 1500)
     assert len(list(topic.read())) == 2000
+
+
+@pytest.mark.parametrize("bad", [{"linger_ms": "5"}, {"linger_ms": -1}, {"batch_records": 0}, {"batch_bytes": 1.5}])
+def test_bad_settings_of_a_producer_are_refused(log: dq.EmbeddedLog, bad: dict[str, object]) -> None:
+    with pytest.raises(dq.InvalidConfig, match="allowed"):
+        log.create_topic("t").producer(**bad)  # type: ignore[arg-type]

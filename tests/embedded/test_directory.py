@@ -114,10 +114,69 @@ def test_a_format_from_the_future_is_refused(path: Path) -> None:
         dq.open(path)
 
 
-def test_bad_options_are_refused(path: Path) -> None:
-    for options in ({"flush": "never"}, {"flush_interval_ms": 0}, {"max_open_partitions": 0}):
-        with pytest.raises(dq.InvalidConfig):
-            dq.open(path, **options)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"flush": "never"},
+        {"flush_interval_ms": 0},
+        {"flush_interval_ms": "5"},
+        {"max_open_partitions": 0},
+        {"max_open_partitions": "x"},
+    ],
+)
+def test_bad_options_are_refused(path: Path, options: dict[str, object]) -> None:
+    with pytest.raises(dq.InvalidConfig, match="allowed"):
+        dq.open(path, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("nowhere", [None, 5, b"bytes"])
+def test_a_path_is_a_str_or_a_path(nowhere: object) -> None:
+    with pytest.raises(dq.InvalidConfig, match="path"):
+        dq.open(nowhere)  # type: ignore[arg-type]
+
+
+def test_an_opening_that_fails_gives_back_the_lock_and_every_file_handle(path: Path) -> None:
+    with dq.open(path) as log:
+        log.create_topic("t").append(b"x")
+    (partition,) = (path / "topics").glob("__metadata-*/0")
+    kept = partition.rename(path / "kept")
+    partition.write_text("a file in the place of a directory")
+    handles = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(OSError):
+            dq.open(path)
+    assert len(os.listdir("/proc/self/fd")) <= handles
+    partition.unlink()
+    kept.rename(partition)
+    with dq.open(path) as log:
+        assert [record.value for record in log.topic("t").read()] == [b"x"]
+
+
+def test_a_program_that_does_not_close_its_producer_loses_nothing(path: Path) -> None:
+    program = "import sys, dq; dq.open(sys.argv[1]).create_topic('t').producer(linger_ms=60000).send(b'x')"
+    subprocess.run([sys.executable, "-c", program, path], check=True)
+    with dq.open(path) as log:
+        assert [record.value for record in log.topic("t").read()] == [b"x"]
+
+
+def test_a_consumer_passes_over_nothing_when_another_partition_is_damaged(path: Path) -> None:
+    with dq.open(path) as log:
+        topic = log.create_topic("t", partitions=2)
+        for number in range(10):
+            topic.append(b"%d" % number, partition=number % 2)
+        directory = path / "topics" / topic.directory_name
+    (segment,) = (directory / "1").glob("*.seg")
+    data = bytearray(segment.read_bytes())
+    data[-1] ^= 1  # the body of the last batch, after a clean shutdown
+    segment.write_bytes(data)
+    with dq.open(path) as log:
+        consumer = log.topic("t").consumer("c")
+        seen: list[bytes | None] = []
+        with pytest.raises(dq.Corruption):
+            for _ in range(20):
+                seen += [record.value for record in consumer.poll()]
+        assert sorted(seen, key=lambda value: value or b"") == [b"%d" % number for number in range(9)]
+        assert consumer.positions() == {0: 5, 1: 4}
 
 
 def test_a_moved_directory_opens_elsewhere(path: Path, tmp_path: Path) -> None:

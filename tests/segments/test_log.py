@@ -1113,6 +1113,27 @@ def test_a_waiting_thread_that_is_interrupted_does_not_hold_up_the_others() -> N
         pool.submit(combiner.run, Request()).result(DEADLINE)
 
 
+def test_an_interrupt_at_any_moment_leaves_nobody_in_the_lead() -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    combiner: Combiner[Request] = Combiner(lambda requests: None)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    interrupts = 0
+    try:
+        while interrupts < 3000:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 + interrupts % 100 * 1e-6)
+                while True:
+                    combiner.run(Request())
+            except KeyboardInterrupt:
+                interrupts += 1
+                assert (combiner._busy, combiner._queue, combiner._mutex.locked()) == (False, [], False)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 @pytest.mark.parametrize("flush", ["always", "interval"])
 def test_upkeep_does_not_disturb_writers_and_readers(place: Place, flush: str) -> None:
     log = place.open(flush=flush, segment_bytes=20_000, checkpoint_bytes=5000)
