@@ -55,8 +55,10 @@ _SIZES = {
 
 def config_from_image(plain: Mapping[str, Any]) -> TopicConfig:
     known = {item.name for item in fields(TopicConfig)}
-    given = {name: value for name, value in plain.items() if name in known}
-    return replace(_DEFAULT, **{name: None if value == UNLIMITED else value for name, value in given.items()})
+    given: dict[str, Any] = {
+        name: None if value == UNLIMITED else value for name, value in plain.items() if name in known
+    }
+    return replace(_DEFAULT, **given)
 
 
 def config_to_plain(config: TopicConfig) -> dict[str, Any]:
