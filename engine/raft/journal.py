@@ -78,6 +78,7 @@ class RaftJournal:
         self._recent: dict[int, bytes] = {}
         self._recent_bytes = 0
         self.commit_index = FIRST_INDEX
+        self.listed = FIRST_INDEX  # up to here the entries are in the stored table
         self.syncs = 0
         self._check_recovered()
         try:
@@ -101,6 +102,7 @@ class RaftJournal:
     def _load_table(self) -> None:
         if not self._read_table():
             self._offsets, self._terms, self._crcs, self._controls = array("Q"), array("I"), array("I"), {}
+        self.listed = self.last_index
         start = self._next_after(len(self._offsets)) if self._offsets else 0
         for header in self._headers_from(start):
             self._note(header)
@@ -159,17 +161,22 @@ class RaftJournal:
             self._crcs[-1],
         )
 
-    def write_table(self) -> None:
-        """So that the next opening need not read all headers. Derived and native-endian: never synced."""
+    def encoded_table(self) -> list[bytes] | None:
+        """For `store_table`: what the next opening then need not read from the headers. None without entries."""
         stored = len(self._offsets) - len(self._pending)
         if not stored:
-            return
+            return None
         segment = open_segment_of(self._view, self._offsets[stored - 1])
         position = find_position(self._view, segment, self._offsets[stored - 1])
         segment.close()
         columns = [column[:stored].tobytes() for column in (self._offsets, self._terms, self._crcs)]
         controls = array("I", [index for index in self._controls if index <= stored + FIRST_INDEX])
-        body = b"".join([struct.pack("<QQQ", stored, segment.base_offset, position), *columns, controls.tobytes()])
+        self.listed = stored + FIRST_INDEX
+        return [struct.pack("<QQQ", stored, segment.base_offset, position), *columns, controls.tobytes()]
+
+    def store_table(self, parts: list[bytes]) -> None:
+        """Derived and native-endian: never synced. Any thread may do this, one at a time."""
+        body = b"".join(parts)
         data = struct.pack("<I", crc32c(body)) + body
         replace_file(self.log.files, f"{self.log.directory}/{ENTRIES}", data, sync=False)
 
@@ -334,10 +341,6 @@ class RaftJournal:
         self._controls = {at: value for at, value in self._controls.items() if at < index}
         for at in [at for at in self._recent if at >= index]:
             self._recent_bytes -= len(self._recent.pop(at))
-
-    def close(self) -> None:
-        self.sync()
-        self.write_table()
 
     # ------------------------------------------------------------ what pysyncobj calls
 

@@ -12,13 +12,12 @@ import concurrent.futures
 import contextlib
 import gc
 import logging
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dq.engine.clock import Clock
 from dq.engine.errors import BatchTooLarge, Corruption, DamagedBatch, DQError
@@ -34,25 +33,17 @@ from dq.engine.raft.members import Member, check_members
 from dq.engine.raft.node import RaftNode
 from dq.engine.raft.proposals import Appender, Proposal, Proposals
 from dq.engine.raft.raft_thread import RaftThread
-from dq.engine.raft.snapshots import (
-    SNAPSHOT_EVERY,
-    list_snapshots,
-    nearest_snapshot,
-    prune_snapshots,
-    write_snapshot,
-)
+from dq.engine.raft.snapshots import list_snapshots, nearest_snapshot
 from dq.engine.raft.standing import Status, Timing
 from dq.engine.raft.transport import RaftTransport, Security
+from dq.engine.raft.upkeep import Upkeep
 from dq.engine.segments.batch import CONTROL, HEADER_SIZE, Batch, decode, unpack_header
 from dq.engine.segments.config import LogConfig
 from dq.engine.segments.log import Identity, PartitionLog
 from dq.engine.segments.positions import MemoryIndex, PositionIndex
-from dq.engine.segments.reader import Cursor
 
 DEADLINE = 5.0  # seconds
 MAX_PROPOSAL_BYTES = 1 << 20
-_BYTES_PER_EVENT = 200  # a snapshot is written after as many events as it has this many bytes
-_SCRUB_REST = 0.002  # seconds after each megabyte
 
 T = TypeVar("T")
 logger = logging.getLogger("dq.raft")
@@ -93,24 +84,21 @@ class RaftEventLog:
         self._mailboxes = Mailboxes()
         self._watchers: list[Callable[[Status], object]] = []
         self._waiters: list[tuple[int, asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
-        self._closing = threading.Event()
-        self._helpers: list[threading.Thread] = []
-        self._snapshot_lock = threading.Lock()
+        self._closed = False
         self._hard_state = HardStateFile(files, state_directory, config.node)
         self.log, self._journal = self._open_log()
         self.image = self._load_image()
-        self._snapshot_offset = self.image.offset
-        self._snapshot_after = SNAPSHOT_EVERY
         self.status: Status | None = None
         self._thread = RaftThread(config.node, self._make_node)
         self._thread.after_turn = self._after_turn
+        self._upkeep = Upkeep(self._journal, self.image, self._halt)
         try:
             self._thread.start()
         except BaseException:
+            self._upkeep.close(None)
             self.log.close()
             self._hard_state.close()
             raise
-        self._help(self._scrub, self.image.offset)
 
     # ------------------------------------------------------------ opening
 
@@ -146,7 +134,7 @@ class RaftEventLog:
 
     def _load_image(self) -> Image:
         """That of everything that is known to be committed: the last snapshot, and what readers have seen already."""
-        with _without_collections():
+        with _kept_from_collections():
             image = nearest_snapshot(self._files, self._directory, self.log.next_offset)
         self.log.publish(image.offset)
         return fold_events(image, self.log)
@@ -187,10 +175,7 @@ class RaftEventLog:
             self._proposals.committed(index, term, header.next_offset)
         self.log.publish(self.image.offset)
         self._release_waiters()
-        if self.image.offset - self._snapshot_offset >= self._snapshot_after and not self._snapshot_lock.locked():
-            self._snapshot_offset = self.image.offset
-            self._journal.write_table()
-            self._help(self._write_snapshot, self.image)
+        self._upkeep.committed(self.image)
 
     def changed(self, status: Status) -> None:
         if self.status is not None and self.status.role == "leader" != status.role:
@@ -344,6 +329,11 @@ class RaftEventLog:
         """Why this node has left the cluster; None while it takes part."""
         return self._thread.node.failure
 
+    def _halt(self, damage: Corruption) -> None:
+        error = JournalDamaged(self._directory, str(damage))
+        with contextlib.suppress(NodeStopped):
+            self._thread.run(lambda: self._thread.node.halt(error))
+
     def describe(self, timeout: float = DEADLINE) -> Status:
         return self._in_thread(lambda: self._thread.node.status(), timeout)
 
@@ -382,64 +372,36 @@ class RaftEventLog:
     def _in_thread(self, work: Callable[[], T], timeout: float) -> T:
         return self._thread.run(work).result(timeout)
 
-    # ------------------------------------------------------------ helpers beside the Raft thread
-
-    def _help(self, work: Callable[..., None], *arguments: Any) -> None:
-        self._helpers = [thread for thread in self._helpers if thread.is_alive()]
-        thread = threading.Thread(target=work, args=arguments, name=f"raft {work.__name__}", daemon=True)
-        self._helpers.append(thread)
-        thread.start()
-
-    def _write_snapshot(self, image: Image) -> None:
-        with self._snapshot_lock:
-            try:
-                with _without_collections():
-                    size = write_snapshot(self._files, self._directory, image)
-                self._snapshot_after = max(SNAPSHOT_EVERY, size // _BYTES_PER_EVENT)
-                prune_snapshots(self._files, self._directory)
-            except OSError as error:
-                logger.warning("%s: cannot write a snapshot: %s", self._directory, error)
-
-    def _scrub(self, end: int) -> None:
-        """Reads what a start does not: the history before the snapshot. Damage is found before it is needed."""
-        try:
-            cursor = Cursor(self.log, 0) if end else None
-            while cursor is not None and cursor.offset < end and cursor.read():
-                if self._closing.wait(_SCRUB_REST):
-                    break
-            if cursor is not None:
-                cursor.close()
-        except Corruption as damage:
-            error = JournalDamaged(self._directory, str(damage))
-            with contextlib.suppress(NodeStopped):
-                self._thread.run(lambda: self._thread.node.halt(error))
-
     def close(self) -> None:
-        if self._closing.is_set():
+        if self._closed:
             return
-        self._closing.set()
+        self._closed = True
         self._thread.stop()
         closed = NodeStopped("the node is closed")
         self._proposals.refuse(closed)
         self._proposals.give_up(lambda proposal: OutcomeUnknown(proposal.event_id, "the node was closed"))
-        for thread in self._helpers:
-            thread.join()
         try:
             if self.failure is None:
-                self._journal.close()
-                self._write_snapshot(self.image)
+                self._journal.sync()
+            self._upkeep.close(self.image if self.failure is None else None)
         finally:
             self.log.close()
             self._hard_state.close()
 
 
 @contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Making many objects that stay makes the garbage collector look at all of them again and again: half the time."""
+def _kept_from_collections() -> Iterator[None]:
+    """What is made meanwhile is not looked at by the garbage collector, now or later.
+
+    An image has millions of objects and no cycles. A full collection would hold up the Raft thread for as long as it
+    takes to look at all of them, again and again. What is garbage already is removed first, because it stays as well.
+    """
     enabled = gc.isenabled()
+    gc.collect()
     gc.disable()
     try:
         yield
+        gc.freeze()
     finally:
         if enabled:
             gc.enable()

@@ -8,8 +8,8 @@ older than SPAN, and for FEWEST offsets however old it looks, because clocks jum
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from immutables import Map
 
@@ -53,25 +53,38 @@ class RecentEvents:
             self.first if self.order else offset,
         )
 
-    def to_plain(self) -> list[Any]:
-        """As columns: there may be many."""
-        entries = sorted(self.order.items())
-        numbers = struct.Struct(f"<{len(entries)}q")
-        return [
-            b"".join(event_id for _, (event_id, _) in entries),
-            numbers.pack(*(offset for offset, _ in entries)),
-            numbers.pack(*(time for _, (_, time) in entries)),
-        ]
+    def columns(self, size: int) -> Iterator[list[bytes]]:
+        """Ids, offsets and times, up to so many at once, in the order of the offsets."""
+        entries: list[tuple[int, bytes, int]] = []
+        left, offset = len(self.order), self.first
+        while left:
+            entry = self.order.get(offset)
+            if entry is not None:
+                entries.append((offset, *entry))
+                left -= 1
+            if len(entries) == size or (entries and not left):
+                yield _packed(entries)
+                entries = []
+            offset += 1
 
     @classmethod
-    def from_plain(cls, plain: list[Any]) -> RecentEvents:
-        joined, packed_offsets, packed_times = plain
-        numbers = struct.Struct(f"<{len(packed_offsets) // 8}q")
-        offsets = numbers.unpack(packed_offsets)
-        times = numbers.unpack(packed_times)
-        ids = [joined[at : at + ID_SIZE] for at in range(0, len(joined), ID_SIZE)]
+    def from_columns(cls, parts: Iterable[list[bytes]]) -> RecentEvents:
+        offsets: list[int] = []
+        times: list[int] = []
+        ids: list[bytes] = []
+        for joined, packed_offsets, packed_times in parts:
+            numbers = struct.Struct(f"<{len(packed_offsets) // 8}q")
+            offsets += numbers.unpack(packed_offsets)
+            times += numbers.unpack(packed_times)
+            ids += [joined[at : at + ID_SIZE] for at in range(0, len(joined), ID_SIZE)]
         return cls(
             Map(zip(ids, offsets, strict=True)),
             Map(zip(offsets, zip(ids, times, strict=True), strict=True)),
             offsets[0] if offsets else 0,
         )
+
+
+def _packed(entries: list[tuple[int, bytes, int]]) -> list[bytes]:
+    numbers = struct.Struct(f"<{len(entries)}q")
+    offsets, ids, times = zip(*entries, strict=True)
+    return [b"".join(ids), numbers.pack(*offsets), numbers.pack(*times)]

@@ -10,10 +10,12 @@ import contextlib
 import logging
 import re
 import struct
+from collections.abc import Callable
 
 from dq.engine.errors import StorageError
 from dq.engine.files import FileSystem, read_file, replace_file
-from dq.engine.raft.image import EMPTY, Image, decode_image, encode_image
+from dq.engine.raft.image import EMPTY, Image
+from dq.engine.raft.image_bytes import decode_image, image_parts
 from dq.engine.segments.crc import crc32c
 
 SNAPSHOT_EVERY = 10_000  # events, at least; a large image is written less often
@@ -35,9 +37,20 @@ def list_snapshots(files: FileSystem, directory: str) -> list[int]:
     return sorted(int(match[1]) for match in matches if match is not None)
 
 
-def write_snapshot(files: FileSystem, directory: str, image: Image, *, durable: bool = False) -> int:
-    """Returns its size in bytes."""
-    body = encode_image(image)
+def write_snapshot(
+    files: FileSystem,
+    directory: str,
+    image: Image,
+    *,
+    durable: bool = False,
+    rest: Callable[[], object] = lambda: None,
+) -> int:
+    """Returns its size in bytes. Calls `rest` every fraction of a millisecond of work, to let others go on."""
+    parts = []
+    for part in image_parts(image):
+        parts.append(part)
+        rest()
+    body = b"".join(parts)
     replace_file(files, snapshot_path(directory, image.offset), _CRC.pack(crc32c(body)) + body, sync=durable)
     return _CRC.size + len(body)
 

@@ -32,7 +32,8 @@ from dq.engine.raft.events import (
     validate,
 )
 from dq.engine.raft.history import describe
-from dq.engine.raft.image import EMPTY, apply_event, decode_image, encode_image, state_hash
+from dq.engine.raft.image import EMPTY, apply_event, state_hash
+from dq.engine.raft.image_bytes import decode_image, encode_image
 from tests.raft.changes import ORDERS, STORY, event, random_change, story
 from tests.raft.metadata_logs import open_view
 from tests.raft.recording import FIXTURES, record

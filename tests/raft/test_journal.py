@@ -28,8 +28,15 @@ def open_journal(files: FileSystem, folder: str = "/node", segment_bytes: int = 
     return RaftJournal(log, HardStateFile(files, f"{folder}/raft", "a"))
 
 
+def store_table(journal: RaftJournal) -> None:
+    table = journal.encoded_table()
+    assert table is not None
+    journal.store_table(table)
+
+
 def close(journal: RaftJournal) -> None:
-    journal.close()
+    journal.sync()
+    store_table(journal)
     journal.log.close()
     journal.hard_state.close()
 
@@ -69,7 +76,7 @@ def test_a_stored_table_that_does_not_fit_the_log_is_not_used() -> None:
     files = MemoryFiles()
     journal = open_journal(files)
     fill(journal, 20, 1)
-    journal.write_table()
+    store_table(journal)
     journal.truncate(10)
     fill(journal, 20, 2)
     before = journal[:]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from immutables import Map
 
 from dq.engine.raft.changes import PermissionsGranted, PermissionsRevoked, TokenGranted, TokenRevoked
-from dq.engine.raft.folds.plain import sorted_pairs
+from dq.engine.raft.folds.plain import sorted_pairs, to_map
 from dq.engine.raft.refusals import Taken, UnknownToken
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ class TokenImage:
     @classmethod
     def from_plain(cls, plain: list[Any]) -> TokenImage:
         token_id, secret_hash, permissions, description, expires, granted = plain
-        made = Map({role: tuple(topics) for role, topics in permissions})
+        made = to_map({role: tuple(topics) for role, topics in permissions})
         return cls(token_id, secret_hash, made, description, expires, granted)
 
 
 def _permissions(pairs: Iterable[tuple[str, set[str]]]) -> Map[str, tuple[str, ...]]:
-    return Map({role: tuple(sorted(topics)) for role, topics in pairs if topics})
+    return to_map({role: tuple(sorted(topics)) for role, topics in pairs if topics})
 
 
 def _token(image: Image, token_id: str) -> TokenImage:

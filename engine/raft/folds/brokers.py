@@ -15,7 +15,7 @@ from dq.engine.raft.changes import (
     BrokerRegistered,
     BrokerRemoved,
 )
-from dq.engine.raft.folds.plain import DERIVED, sorted_pairs
+from dq.engine.raft.folds.plain import DERIVED, NOTHING, sorted_pairs, to_map
 from dq.engine.raft.refusals import BrokerInUse, BrokerNotReady, StaleBroker, UnknownBroker
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class BrokerImage:
     since: int  # when it came into this state
     reason: str = ""
     # What it holds; follows from the assignments of partitions.
-    replicas: Map[Replica, None] = field(default_factory=Map, metadata=DERIVED)
+    replicas: Map[Replica, None] = field(default=NOTHING, metadata=DERIVED)
 
     def to_plain(self) -> list[Any]:
         return [
@@ -54,7 +54,7 @@ class BrokerImage:
     @classmethod
     def from_plain(cls, plain: list[Any]) -> BrokerImage:
         broker_id, address, rack, labels, epoch, state, since, reason = plain
-        return cls(broker_id, address, rack, Map(labels), epoch, state, since, reason)
+        return cls(broker_id, address, rack, to_map(labels), epoch, state, since, reason)
 
 
 def broker_of(image: Image, broker_id: int) -> BrokerImage:
@@ -92,11 +92,11 @@ def register(image: Image, change: BrokerRegistered, time: int) -> Image:
         broker_id=change.broker_id,
         address=change.address,
         rack=change.rack,
-        labels=Map(change.labels),
+        labels=to_map(change.labels),
         epoch=change.epoch,
         state="registered",
         since=time,
-        replicas=Map() if known is None else known.replicas,
+        replicas=NOTHING if known is None else known.replicas,
     )
     return replace(image, brokers=image.brokers.set(change.broker_id, broker))
 

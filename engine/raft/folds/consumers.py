@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from immutables import Map
@@ -18,7 +18,7 @@ from dq.engine.raft.changes import (
 )
 from dq.engine.raft.folds.leases import GroupImage
 from dq.engine.raft.folds.lookup import consumer_of, topic_of, with_consumer, with_topic
-from dq.engine.raft.folds.plain import sorted_pairs
+from dq.engine.raft.folds.plain import NOTHING, sorted_pairs, to_map
 from dq.engine.raft.refusals import NotAGroup, StalePosition, Taken
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class ConsumerImage:
     positions: Map[int, int]  # committed, by partition
     consumer_id: int | None = None
     active: bool = True
-    claimed: Map[int, int] = field(default_factory=Map)  # everything below is handed out, by partition
+    claimed: Map[int, int] = NOTHING  # everything below is handed out, by partition
     generation: int = 0  # how often the positions were reset
     group: GroupImage | None = None
 
@@ -55,7 +55,7 @@ class ConsumerImage:
     def from_plain(cls, plain: list[Any]) -> ConsumerImage:
         name, positions, consumer_id, active, claimed, generation, group = plain
         shared = None if group is None else GroupImage.from_plain(group)
-        return cls(name, Map(positions), consumer_id, active, Map(claimed), generation, shared)
+        return cls(name, to_map(positions), consumer_id, active, to_map(claimed), generation, shared)
 
 
 def with_new_consumer(image: Image, topic_name: str, consumer: ConsumerImage) -> Image:
@@ -71,7 +71,7 @@ def register(image: Image, change: ConsumerRegistered, time: int) -> Image:
     number = change.consumer_id
     if number is not None and number < image.next_consumer_id:
         raise Taken(f"the consumer id {number}")
-    consumer = ConsumerImage(change.consumer, Map(change.positions), number)
+    consumer = ConsumerImage(change.consumer, to_map(change.positions), number)
     image = with_new_consumer(image, change.topic, consumer)
     if number is None:
         return image
@@ -138,7 +138,7 @@ def reset(image: Image, change: PositionsReset, time: int) -> Image:
         return replace(
             consumer,
             positions=consumer.positions.update(change.positions),
-            claimed=Map(claimed),
+            claimed=to_map(claimed),
             generation=consumer.generation + 1,
         )
 

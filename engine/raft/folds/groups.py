@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from immutables import Map
-
 from dq.engine.raft.changes import (
     GroupRegistered,
     MemberJoined,
@@ -21,6 +19,7 @@ from dq.engine.raft.changes import (
 from dq.engine.raft.folds.consumers import ConsumerImage, with_new_consumer
 from dq.engine.raft.folds.leases import GroupImage, Lease
 from dq.engine.raft.folds.lookup import with_consumer
+from dq.engine.raft.folds.plain import to_map
 from dq.engine.raft.refusals import LeaseHeld, NotAGroup, Taken
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def _with_group(
 
 def register(image: Image, change: GroupRegistered, time: int) -> Image:
     return with_new_consumer(
-        image, change.topic, ConsumerImage(change.group, Map(change.positions), group=GroupImage())
+        image, change.topic, ConsumerImage(change.group, to_map(change.positions), group=GroupImage())
     )
 
 
@@ -58,7 +57,7 @@ def leave(image: Image, change: MemberLeft, time: int) -> Image:
     def edit(group: GroupImage) -> GroupImage:
         group.check_member(change.topic, change.group, change.member)
         kept = {partition: lease for partition, lease in group.leases.items() if lease.member != change.member}
-        return GroupImage(group.members.delete(change.member), Map(kept))
+        return GroupImage(group.members.delete(change.member), to_map(kept))
 
     return _with_group(image, change.topic, change.group, (), edit)
 

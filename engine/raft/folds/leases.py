@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from immutables import Map
 
-from dq.engine.raft.folds.plain import sorted_pairs
+from dq.engine.raft.folds.plain import NOTHING, sorted_pairs, to_map
 from dq.engine.raft.refusals import NotLeased, UnknownMember
 
 
@@ -19,8 +19,8 @@ class Lease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupImage:
-    members: Map[str, int] = field(default_factory=Map)  # name -> when it joined
-    leases: Map[int, Lease] = field(default_factory=Map)  # by partition
+    members: Map[str, int] = NOTHING  # name -> when it joined
+    leases: Map[int, Lease] = NOTHING  # by partition
 
     def check_member(self, topic: str, group: str, member: str) -> None:
         if member not in self.members:
@@ -39,4 +39,4 @@ class GroupImage:
     @classmethod
     def from_plain(cls, plain: list[Any]) -> GroupImage:
         members, leases = plain
-        return cls(Map(members), Map({partition: Lease(member, until) for partition, member, until in leases}))
+        return cls(to_map(members), to_map({partition: Lease(member, until) for partition, member, until in leases}))

@@ -30,7 +30,7 @@ def consumer_of(topic: TopicImage, name: str) -> ConsumerImage:
 
 
 def with_topic(image: Image, topic: TopicImage) -> Image:
-    return replace(image, topics=image.topics.set(topic.name, topic))
+    return image.with_topics(image.topics.set(topic.name, topic))
 
 
 def with_consumer(

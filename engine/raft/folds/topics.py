@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from immutables import Map
@@ -13,7 +13,7 @@ from dq.engine.raft.folds.brokers import with_replicas_moved
 from dq.engine.raft.folds.consumers import ConsumerImage
 from dq.engine.raft.folds.lookup import topic_of, with_topic
 from dq.engine.raft.folds.partitions import PartitionImage
-from dq.engine.raft.folds.plain import sorted_pairs
+from dq.engine.raft.folds.plain import NOTHING, sorted_pairs, to_map
 from dq.engine.raft.refusals import Taken
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class TopicImage:
     config: Map[str, Any]
     created: int
     consumers: Map[str, ConsumerImage]
-    assigned: Map[int, PartitionImage] = field(default_factory=Map)  # those that brokers hold
+    assigned: Map[int, PartitionImage] = NOTHING  # those that brokers hold
 
     def check_partition(self, partition: int) -> None:
         if not 0 <= partition < self.partitions:
@@ -37,26 +37,28 @@ class TopicImage:
 
     def to_plain(self) -> list[Any]:
         return [
-            self.name,
-            self.topic_id,
-            self.partitions,
-            self.created,
-            sorted_pairs(self.config),
+            *self.head_to_plain(),
             [consumer.to_plain() for _, consumer in sorted(self.consumers.items())],
             [[number, *partition.to_plain()] for number, partition in sorted(self.assigned.items())],
         ]
 
+    def head_to_plain(self) -> list[Any]:
+        """Without what there may be many of."""
+        return [self.name, self.topic_id, self.partitions, self.created, sorted_pairs(self.config)]
+
     @classmethod
-    def from_plain(cls, plain: list[Any]) -> TopicImage:
-        name, topic_id, partitions, created, config, consumers, assigned = plain
+    def from_head(
+        cls, plain: list[Any], consumers: dict[str, ConsumerImage], assigned: dict[int, PartitionImage]
+    ) -> TopicImage:
+        name, topic_id, partitions, created, config = plain
         return cls(
             name=name,
             topic_id=topic_id,
             partitions=partitions,
-            config=Map(config),
+            config=to_map(config),
             created=created,
-            consumers=Map({item.name: item for item in map(ConsumerImage.from_plain, consumers)}),
-            assigned=Map({number: PartitionImage.from_plain(rest) for number, *rest in assigned}),
+            consumers=to_map(consumers),
+            assigned=to_map(assigned),
         )
 
 
@@ -69,17 +71,17 @@ def create(image: Image, change: TopicCreated, time: int) -> Image:
         name=change.topic,
         topic_id=change.topic_id,
         partitions=change.partitions,
-        config=Map(change.config),
+        config=to_map(change.config),
         created=time,
-        consumers=Map(),
+        consumers=NOTHING,
     )
-    return replace(image, topics=image.topics.set(change.topic, topic))
+    return with_topic(image, topic)
 
 
 def configure(image: Image, change: TopicConfigured, time: int) -> Image:
     topic = topic_of(image, change.topic)
     config = {**topic.config, **change.config}
-    kept = Map({name: value for name, value in config.items() if value is not None})
+    kept = to_map({name: value for name, value in config.items() if value is not None})
     return with_topic(image, replace(topic, config=kept))
 
 
