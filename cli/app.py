@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 import dq
-from dq.cli import cat, consume, demo, doctor, produce, repair, topics, verify
+from dq.cli import cat, consume, demo, doctor, events, produce, repair, state, topics, verify
 from dq.cli.errors import OneLineErrors
 from dq.cli.options import DATA_VARIABLE
 
-_ORDER = ["demo", "topics", "produce", "consume", "cat", "verify", "repair", "doctor"]
+_ORDER = ["demo", "topics", "produce", "consume", "cat", "events", "state", "verify", "repair", "doctor"]
 
 
 class Commands(OneLineErrors):
@@ -56,6 +56,8 @@ app.add_typer(topics.app, name="topics")
 app.command()(produce.produce)
 app.command()(consume.consume)
 app.command()(cat.cat)
+app.command()(events.events)
+app.command()(state.state)
 app.command()(verify.verify)
 app.command()(repair.repair)
 app.command()(doctor.doctor)

@@ -37,6 +37,10 @@ WORKLOADS = {
     "partitions_1",
     "partitions_5",
     "compression",
+    "metadata_one_caller",
+    "metadata_64_callers",
+    "metadata_batches_of_100",
+    "metadata_failover",
 }
 PEERS = {"SQLite", "LMDB", "RocksDB", "litequeue", "persist-queue"}
 

@@ -13,6 +13,7 @@ from dq.engine.segments.compression import codec_number
 from dq.engine.segments.config import DAY, Flush, LogConfig
 
 MOST_PARTITIONS = 10_000
+UNLIMITED = "unlimited"  # in events, where None is for 'as by default'
 
 Duration = timedelta | float | None
 
@@ -54,13 +55,17 @@ _SIZES = {
 
 def config_from_image(plain: Mapping[str, Any]) -> TopicConfig:
     known = {item.name for item in fields(TopicConfig)}
-    return replace(_DEFAULT, **{name: value for name, value in plain.items() if name in known})
+    given: dict[str, Any] = {
+        name: None if value == UNLIMITED else value for name, value in plain.items() if name in known
+    }
+    return replace(_DEFAULT, **given)
 
 
 def config_to_plain(config: TopicConfig) -> dict[str, Any]:
     """Only what differs from the defaults."""
     defaults = asdict(_DEFAULT)
-    return {name: value for name, value in asdict(config).items() if value != defaults[name]}
+    different = {name: value for name, value in asdict(config).items() if value != defaults[name]}
+    return {name: UNLIMITED if value is None else value for name, value in different.items()}
 
 
 def change_config(config: TopicConfig, options: Mapping[str, Any]) -> TopicConfig:

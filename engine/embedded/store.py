@@ -31,9 +31,10 @@ from dq.engine.files import FileSystem, OsFiles
 from dq.engine.index.environment import IndexEnvironment
 from dq.engine.memory_files import MemoryFiles
 from dq.engine.names import check_name, check_user_name
-from dq.engine.raft.event_log import METADATA_TOPIC, METADATA_TOPIC_ID, LocalEventLog, load_image
+from dq.engine.raft.event_log import METADATA_TOPIC, METADATA_TOPIC_ID, ImageFollower, LocalEventLog
 from dq.engine.raft.events import Change, TopicConfigured, TopicCreated, TopicDeleted
-from dq.engine.raft.image import EMPTY, Image, TopicImage
+from dq.engine.raft.image import Image, TopicImage
+from dq.engine.raft.thinning import Thinner
 from dq.engine.segments.config import FLUSH_MODES, Flush, LogConfig
 from dq.engine.segments.growth import Growth
 from dq.engine.segments.log import Identity, PartitionLog
@@ -77,7 +78,7 @@ class EmbeddedLog:
         self._growth: dict[bytes, Growth] = {}
         self._most_open = max_open_partitions
         self._closed = False
-        self._seen = EMPTY  # the image as a read-only log last saw it
+        self._follower: ImageFollower | None = None  # of the metadata, when somebody else may be writing
         self._flusher: Flusher | None = None
         if flush == "interval" and not read_only:
             self._flusher = Flusher(self._open_logs, flush_interval_ms / 1000)
@@ -85,11 +86,13 @@ class EmbeddedLog:
         self._directory.open(self.clock, create=create, read_only=read_only)
         self._index: IndexEnvironment | None = None
         self._metadata: LocalEventLog | None = None
+        self._thinner: Thinner | None = None
         try:
             if isinstance(self._files, OsFiles):
                 self._index = IndexEnvironment(self._directory.index_path, self._files.boot_id, read_only=read_only)
             if not read_only:
                 self._metadata = self._open_metadata()
+                self._thinner = Thinner(self._metadata.log, self.clock)
                 self._finish_deletions()
         except BaseException:
             with contextlib.suppress(Exception):
@@ -194,9 +197,9 @@ class EmbeddedLog:
         if self._metadata is not None:
             return self._metadata.image
         view = self.partition_log(METADATA_TOPIC, METADATA_TOPIC_ID, 0)
-        if self._seen.offset != view.visible_end():
-            self._seen = load_image(self._files, view, self._seen if self._seen.offset else None)
-        return self._seen
+        if self._follower is None:
+            self._follower = ImageFollower(self._files, view)
+        return self._follower.image
 
     def topic_image(self, name: str) -> TopicImage:
         if name == METADATA_TOPIC:
@@ -282,9 +285,14 @@ class EmbeddedLog:
     # ------------------------------------------------------------ upkeep and end
 
     def maintain(self) -> None:
-        """Applies retention and compaction to every topic. Retention also runs whenever a segment is full."""
+        """Applies retention and compaction to every topic. Retention also runs whenever a segment is full.
+
+        Of the metadata, positions of consumers that were superseded more than seven days ago are removed.
+        """
         for topic in self.topics():
             topic.maintain()
+        if self._thinner is not None:
+            self._thinner.run()
 
     def sync(self) -> None:
         """Makes everything appended so far durable, whatever the flush mode."""

@@ -1,52 +1,56 @@
 """The state that the metadata events amount to. Immutable: a fold makes the next image and shares the rest.
 
 An event costs O(change), however many topics and consumers there are: the maps are hash array mapped tries
-(`immutables`). The image knows the offset of the event log at which it stands.
+(`immutables`). The image knows the offset of the event log at which it stands. The rules are in `folds/`, the image
+as bytes is in `image_bytes.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import singledispatch
-from typing import Any
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import msgpack
 from immutables import Map
 
-from dq.engine.raft.events import (
-    Change,
-    ConsumerRegistered,
-    ConsumerRemoved,
-    Event,
-    PositionsCommitted,
-    ProducerRegistered,
-    TopicConfigured,
-    TopicCreated,
-    TopicDeleted,
-)
+from dq.engine.errors import DQError
+from dq.engine.raft.changes import CHANGES, Change
+from dq.engine.raft.events import Event, validate
+from dq.engine.raft.folds import access, brokers, consumers, groups, partitions, producers, topics
+from dq.engine.raft.folds.access import TokenImage
+from dq.engine.raft.folds.brokers import BrokerImage
+from dq.engine.raft.folds.consumers import ConsumerImage
+from dq.engine.raft.folds.leases import GroupImage, Lease
+from dq.engine.raft.folds.partitions import PartitionImage
+from dq.engine.raft.folds.plain import DERIVED, sorted_pairs
+from dq.engine.raft.folds.producers import ProducerImage
+from dq.engine.raft.folds.topics import TopicImage
+from dq.engine.raft.recent_events import RecentEvents
 
+__all__ = [
+    "EMPTY",
+    "Applied",
+    "BrokerImage",
+    "ConsumerImage",
+    "GroupImage",
+    "Image",
+    "Lease",
+    "PartitionImage",
+    "ProducerImage",
+    "TokenImage",
+    "TopicImage",
+    "advance",
+    "apply_event",
+    "check",
+    "find_event",
+    "fold",
+    "preview",
+    "state_hash",
+]
 
-@dataclass(frozen=True, slots=True)
-class TopicImage:
-    name: str
-    topic_id: bytes
-    partitions: int
-    config: Map[str, Any]
-    created: int
-    consumers: Map[str, ConsumerImage]
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerImage:
-    name: str
-    positions: Map[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerImage:
-    producer_id: int
-    epoch: int
+_DIGEST_SIZE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,152 +61,152 @@ class Image:
     deleted: Map[bytes, str]  # ids of deleted topics, so that their files can be told from unknown ones
     producers: Map[str, ProducerImage]
     next_producer_id: int
+    next_consumer_id: int
+    brokers: Map[int, BrokerImage]
+    tokens: Map[str, TokenImage]
+    recent: RecentEvents = field(metadata=DERIVED)
+    # These follow from the others:
+    producer_names: Map[int, str] = field(metadata=DERIVED)
+    consumer_ids: Map[int, tuple[str, str]] = field(metadata=DERIVED)  # -> topic, name
+    token_ids: Map[bytes, str] = field(metadata=DERIVED)  # by the hash of the secret
+
+    # Every event needs these two; `dataclasses.replace` takes twice as long.
+
+    def with_topics(self, topics: Map[str, TopicImage]) -> Image:
+        return Image(
+            self.offset,
+            self.time,
+            topics,
+            self.deleted,
+            self.producers,
+            self.next_producer_id,
+            self.next_consumer_id,
+            self.brokers,
+            self.tokens,
+            self.recent,
+            self.producer_names,
+            self.consumer_ids,
+            self.token_ids,
+        )
+
+    def moved_to(self, offset: int, time: int, recent: RecentEvents) -> Image:
+        return Image(
+            offset,
+            time,
+            self.topics,
+            self.deleted,
+            self.producers,
+            self.next_producer_id,
+            self.next_consumer_id,
+            self.brokers,
+            self.tokens,
+            recent,
+            self.producer_names,
+            self.consumer_ids,
+            self.token_ids,
+        )
 
 
-EMPTY = Image(offset=0, time=0, topics=Map(), deleted=Map(), producers=Map(), next_producer_id=0)
+EMPTY = Image(
+    offset=0,
+    time=0,
+    topics=Map(),
+    deleted=Map(),
+    producers=Map(),
+    next_producer_id=0,
+    next_consumer_id=0,
+    brokers=Map(),
+    tokens=Map(),
+    recent=RecentEvents(),
+    producer_names=Map(),
+    consumer_ids=Map(),
+    token_ids=Map(),
+)
+
+_RULES: dict[type[Change], Callable[[Image, Any, int], Image]] = {
+    **topics.RULES,
+    **partitions.RULES,
+    **brokers.RULES,
+    **producers.RULES,
+    **consumers.RULES,
+    **groups.RULES,
+    **access.RULES,
+}
+assert set(_RULES) == set(CHANGES.values())
 
 
-def fold(image: Image, event: Event) -> Image:
+# ---------------------------------------------------------------- fold
+
+
+class Applied(NamedTuple):
+    image: Image
+    refusal: DQError | None = None  # why the event changed nothing
+    duplicate_of: int | None = None  # the offset at which it was folded before
+
+
+def apply_event(image: Image, event: Event, offset: int | None = None) -> Applied:
+    """The image after one more event, and what became of it. Offsets may be missing, but never go back."""
+    at = image.offset if offset is None else offset
+    if at < image.offset:
+        raise ValueError(f"event {at} was folded already: the image stands at {image.offset}")
+    recent = image.recent.moved_to(at, event.time)
+    known = recent.find(event.id)
+    refusal: DQError | None = None
+    after = image
+    if known is None:
+        try:
+            after = _RULES[type(event.change)](image, event.change, event.time)
+        except DQError as error:
+            refusal = error
+        recent = recent.with_event(event.id, at, event.time)
+    return Applied(after.moved_to(at + 1, event.time, recent), refusal, known)
+
+
+def fold(image: Image, event: Event, offset: int | None = None) -> Image:
     """The image after one more event. Events that do not apply (a topic deleted twice) change nothing."""
-    return replace(_apply(event.change, image, event), offset=image.offset + 1, time=event.time)
+    return apply_event(image, event, offset).image
 
 
-@singledispatch
-def _apply(change: Change, image: Image, event: Event) -> Image:
-    raise TypeError(f"no rule for {change!r}")
+def advance(image: Image, offset: int) -> Image:
+    """The same state at a later offset, when there are no events between."""
+    return image if offset <= image.offset else replace(image, offset=offset)
 
 
-@_apply.register
-def _(change: TopicCreated, image: Image, event: Event) -> Image:
-    if change.topic in image.topics:
-        return image
-    topic = TopicImage(
-        name=change.topic,
-        topic_id=change.topic_id,
-        partitions=change.partitions,
-        config=Map(change.config),
-        created=event.time,
-        consumers=Map(),
-    )
-    return replace(image, topics=image.topics.set(change.topic, topic))
+def find_event(image: Image, event_id: bytes) -> int | None:
+    """At which offset an event was folded, if that was lately."""
+    return image.recent.find(event_id)
 
 
-@_apply.register
-def _(change: TopicConfigured, image: Image, event: Event) -> Image:
-    def configure(topic: TopicImage) -> TopicImage:
-        config = {**topic.config, **change.config}
-        return replace(topic, config=Map({name: value for name, value in config.items() if value is not None}))
-
-    return _with_topic(image, change.topic, configure)
+def preview(image: Image, change: Change, time: int | None = None) -> Image:
+    """The state that a change would lead to; raises a typed error when it would be refused. Offsets do not move."""
+    validate(change)
+    return _RULES[type(change)](image, change, image.time if time is None else time)
 
 
-@_apply.register
-def _(change: TopicDeleted, image: Image, event: Event) -> Image:
-    topic = image.topics.get(change.topic)
-    if topic is None or topic.topic_id != change.topic_id:
-        return image
-    return replace(
-        image,
-        topics=image.topics.delete(change.topic),
-        deleted=image.deleted.set(change.topic_id, change.topic),
-    )
+def check(image: Image, change: Change, time: int | None = None) -> None:
+    """Raises what a proposer should know before proposing. `time` is that of the event to be, for leases."""
+    preview(image, change, time)
 
 
-@_apply.register
-def _(change: ProducerRegistered, image: Image, event: Event) -> Image:
-    return replace(
-        image,
-        producers=image.producers.set(change.name, ProducerImage(change.producer_id, change.epoch)),
-        next_producer_id=max(image.next_producer_id, change.producer_id + 1),
-    )
+# ---------------------------------------------------------------- comparing states
 
 
-@_apply.register
-def _(change: ConsumerRegistered, image: Image, event: Event) -> Image:
-    def register(topic: TopicImage) -> TopicImage:
-        if change.consumer in topic.consumers:
-            return topic
-        consumer = ConsumerImage(change.consumer, Map(change.positions))
-        return replace(topic, consumers=topic.consumers.set(change.consumer, consumer))
-
-    return _with_topic(image, change.topic, register)
-
-
-@_apply.register
-def _(change: PositionsCommitted, image: Image, event: Event) -> Image:
-    def commit(topic: TopicImage) -> TopicImage:
-        consumer = topic.consumers.get(change.consumer)
-        if consumer is None:
-            return topic
-        moved = replace(consumer, positions=consumer.positions.update(change.positions))
-        return replace(topic, consumers=topic.consumers.set(change.consumer, moved))
-
-    return _with_topic(image, change.topic, commit)
+def _state_parts(image: Image) -> Iterator[Any]:
+    """What is the state, however it came about: without the offset, the time and the recent events."""
+    yield [topic.to_plain() for _, topic in sorted(image.topics.items())]
+    yield sorted_pairs(image.deleted)
+    yield [[name, *producer.to_plain()] for name, producer in sorted(image.producers.items())]
+    yield [image.next_producer_id, image.next_consumer_id]
+    yield [broker.to_plain() for _, broker in sorted(image.brokers.items())]
+    yield [token.to_plain() for _, token in sorted(image.tokens.items())]
 
 
-@_apply.register
-def _(change: ConsumerRemoved, image: Image, event: Event) -> Image:
-    def remove(topic: TopicImage) -> TopicImage:
-        if change.consumer not in topic.consumers:
-            return topic
-        return replace(topic, consumers=topic.consumers.delete(change.consumer))
-
-    return _with_topic(image, change.topic, remove)
-
-
-def _with_topic(image: Image, name: str, edit: Callable[[TopicImage], TopicImage]) -> Image:
-    topic = image.topics.get(name)
-    if topic is None:
-        return image
-    return replace(image, topics=image.topics.set(name, edit(topic)))
-
-
-# ---------------------------------------------------------------- images as bytes, for snapshots
-
-
-def encode_image(image: Image) -> bytes:
-    """Sorted throughout, so that equal images give equal bytes."""
-    topics = [
-        [
-            topic.name,
-            topic.topic_id,
-            topic.partitions,
-            topic.created,
-            _sorted(topic.config),
-            [[consumer.name, _sorted(consumer.positions)] for _, consumer in sorted(topic.consumers.items())],
-        ]
-        for _, topic in sorted(image.topics.items())
-    ]
-    producers = [[name, item.producer_id, item.epoch] for name, item in sorted(image.producers.items())]
-    packed: bytes = msgpack.packb(
-        [image.offset, image.time, topics, _sorted(image.deleted), producers, image.next_producer_id]
-    )
-    return packed
-
-
-def decode_image(data: bytes) -> Image:
-    offset, time, topics, deleted, producers, next_producer_id = msgpack.unpackb(data, strict_map_key=False)
-    return Image(
-        offset=offset,
-        time=time,
-        topics=Map({topic.name: topic for topic in map(_topic_from_plain, topics)}),
-        deleted=Map(deleted),
-        producers=Map({name: ProducerImage(producer_id, epoch) for name, producer_id, epoch in producers}),
-        next_producer_id=next_producer_id,
-    )
-
-
-def _topic_from_plain(plain: list[Any]) -> TopicImage:
-    name, topic_id, partitions, created, config, consumers = plain
-    return TopicImage(
-        name=name,
-        topic_id=topic_id,
-        partitions=partitions,
-        config=Map(config),
-        created=created,
-        consumers=Map({item: ConsumerImage(item, Map(positions)) for item, positions in consumers}),
-    )
-
-
-def _sorted(mapping: Mapping[Any, Any]) -> list[list[Any]]:
-    return [[key, value] for key, value in sorted(mapping.items())]
+def state_hash(image: Image) -> str:
+    """Equal for equal states, whatever the history. Linear in the size of the state."""
+    digest = hashlib.blake2b(digest_size=_DIGEST_SIZE)
+    packer = msgpack.Packer()
+    for part in _state_parts(image):
+        digest.update(packer.pack(len(part)))
+        for item in part:
+            digest.update(packer.pack(item))
+    return digest.hexdigest()

@@ -7,10 +7,10 @@ so the log stays without gaps: a hole in the offsets always means damage, in a c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from dq.engine.clock import Clock
 from dq.engine.errors import StorageError
@@ -30,7 +30,7 @@ from dq.engine.segments.segment import COMPACTED, REWRITTEN, Placed, Segment, pa
 MERGED_RECORDS = 1000  # what is left of small batches is put together up to about these sizes
 MERGED_BYTES = 1 << 20
 
-_NO_PRODUCER = (-1, -1, -1)
+NO_PRODUCER = (-1, -1, -1)
 
 
 class CompactionResult(NamedTuple):
@@ -52,7 +52,24 @@ def compact(log: PartitionLog, clock: Clock, *, below: int | None = None) -> Com
         raise StorageError(f"{log.directory} is not compacted: its state could not be written down first")
     end = log.durable_end if below is None else min(below, log.durable_end)
     segments = tuple(base for base in segments if base <= end)
-    rule = _Rule(log, clock.now() - log.config.tombstone_age, end, segments[-1] if segments else 0)
+    rule = _LatestOfKey(log, clock.now() - log.config.tombstone_age, end, segments[-1] if segments else 0)
+    return rewrite_segments(log, segments, rule)
+
+
+class Rule(Protocol):
+    """What stays when sealed segments are rewritten."""
+
+    def stays(self, record: Record) -> bool: ...
+
+    def producer_of(self, header: BatchHeader) -> tuple[int, int, int]:
+        """What a batch goes on saying about its producer: id, epoch and sequence, or NO_PRODUCER."""
+
+
+def rewrite_segments(log: PartitionLog, segments: Sequence[int], rule: Rule) -> CompactionResult:
+    """Rewrites these segments but the last, each as far as something goes from it.
+
+    The log's checkpoint has to name the last one or a later place: see `compact`.
+    """
     rewritten = removed = before = after = 0
     for base, next_base in pairwise(segments):
         try:
@@ -61,7 +78,7 @@ def compact(log: PartitionLog, clock: Clock, *, below: int | None = None) -> Com
             continue  # retention was faster
         try:
             before += source.size()
-            if not rule.removes_any(source):
+            if not _removes_any(rule, source):
                 after += source.size()
                 continue
             path = source.path + REWRITTEN
@@ -82,7 +99,7 @@ def compact(log: PartitionLog, clock: Clock, *, below: int | None = None) -> Com
     return CompactionResult(rewritten, removed, before, after)
 
 
-class _Rule:
+class _LatestOfKey:
     """Which records stay, from one look over the whole log."""
 
     def __init__(self, log: PartitionLog, gone_before: int, end: int, sealed_end: int) -> None:
@@ -114,21 +131,22 @@ class _Rule:
             return False
         return record.value is not None or record.timestamp >= self._gone_before
 
-    def removes_any(self, segment: Segment) -> bool:
-        return any(
-            not self.stays(record)
-            for placed in segment.batches()
-            for record in decode(placed.header, placed.body).records()
-        )
-
     def producer_of(self, header: BatchHeader) -> tuple[int, int, int]:
         """The last sealed batch of a producer keeps saying so: the producer's state is rebuilt from it."""
         if header.producer_id >= 0 and self._last_of_producer[header.producer_id] == header.base_offset:
             return header.producer_id, header.producer_epoch, header.base_sequence
-        return _NO_PRODUCER
+        return NO_PRODUCER
 
 
-def _rewrite(log: PartitionLog, source: Segment, path: str, rule: _Rule) -> tuple[int, int]:
+def _removes_any(rule: Rule, segment: Segment) -> bool:
+    return any(
+        not rule.stays(record)
+        for placed in segment.batches()
+        for record in decode(placed.header, placed.body).records()
+    )
+
+
+def _rewrite(log: PartitionLog, source: Segment, path: str, rule: Rule) -> tuple[int, int]:
     """Writes and syncs what stays of a segment; returns how many records went and the new size."""
     header = source.read_header()
     kept = 0
@@ -161,7 +179,7 @@ class _Group:
     records_before: int
 
     @classmethod
-    def of(cls, placed: Placed, rule: _Rule) -> _Group:
+    def of(cls, placed: Placed, rule: Rule) -> _Group:
         header = placed.header
         records = [record for record in decode(header, placed.body).records() if rule.stays(record)]
         size = header.raw_size * len(records) // max(header.count, 1)
@@ -169,7 +187,7 @@ class _Group:
 
     def takes(self, other: _Group) -> bool:
         return (
-            self.producer == other.producer == _NO_PRODUCER
+            self.producer == other.producer == NO_PRODUCER
             and self.header.leader_epoch == other.header.leader_epoch
             and self.header.codec == other.header.codec
             and not (self.header.flags | other.header.flags) & ~AFTER_SYNC & ~SPARSE

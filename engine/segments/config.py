@@ -19,9 +19,12 @@ class LogConfig:
 
     flush: "always" acknowledges only what is on stable storage; "interval" syncs every so often; "os" leaves it
     to the page cache.
+    publish: with "flush" readers see what is as durable as the flush mode promises; with "owner" they see only what
+    the owner calls `PartitionLog.publish` for, because others decide what can no longer be rolled back.
     """
 
     flush: Flush = "always"
+    publish: Literal["flush", "owner"] = "flush"
     segment_bytes: int = 256 << 20
     segment_age: int | None = 7 * DAY
     max_batch_bytes: int = MAX_BATCH_BYTES

@@ -86,7 +86,7 @@ class PartitionLog:
         self._clock = clock
         self._lock = threading.Lock()  # guards everything below; held for the time of one write, never for a sync
         self.growth = growth or Growth()
-        self._visibility = Visibility(files, directory, self.growth)
+        self._visibility = Visibility(files, directory, self.growth, owned=config.publish == "owner")
         self.on_roll: Callable[[], object] = lambda: None  # called after a segment became full
         self._rolled = False
         self._active: Segment | None = None
@@ -125,7 +125,7 @@ class PartitionLog:
             if not self._settle(found):
                 durable_end = found.synced_end
         self._commit = GroupCommit(durable_end, self._sync_written)
-        self._visibility.set(found.next_offset)
+        self._visibility.open_at(self.start_offset, found.next_offset)
 
     def _settle(self, found: Recovered) -> bool:
         """Readers see what was found in the page cache, so it has to reach the disk. True when it is there."""
@@ -209,6 +209,10 @@ class PartitionLog:
 
     def visible_end(self) -> int:
         return self._visibility.end
+
+    def publish(self, end: int) -> None:
+        """Lets readers see up to an offset that can no longer be rolled back; for logs with publish="owner"."""
+        self._visibility.publish(min(end, self._next_offset))
 
     def size(self) -> int:
         """Bytes on disk."""
@@ -625,7 +629,7 @@ class PartitionLog:
         remove_unsynced_checkpoint(self.files, self.directory)
         self._segments = segments
         self._commit.durable_end = offset
-        self._visibility.set(offset)
+        self._visibility.cut_to(offset)
 
     def remove_segments_before(self, base: int) -> list[int]:
         """Deletes whole segments from the front, up to the one that begins at `base`; never the last one."""

@@ -14,13 +14,14 @@ VISIBLE = "visible"
 
 
 class Visibility:
-    """Readers see the offsets below `end`."""
+    """Readers see the offsets below `end`. With `owned` only `publish` lets them see more."""
 
-    __slots__ = ("_closed", "_counter", "_files", "_mutex", "_path", "end", "growth")
+    __slots__ = ("_closed", "_counter", "_files", "_mutex", "_owned", "_path", "end", "growth")
 
-    def __init__(self, files: FileSystem, directory: str, growth: Growth) -> None:
+    def __init__(self, files: FileSystem, directory: str, growth: Growth, *, owned: bool = False) -> None:
         self.end = 0
         self.growth = growth
+        self._owned = owned
         self._files = files
         self._path = f"{directory}/{VISIBLE}"
         self._mutex = threading.Lock()
@@ -28,6 +29,11 @@ class Visibility:
         self._closed = False
 
     def raise_to(self, end: int) -> None:
+        """The log is flushed up to an offset: readers see it, unless the owner of the log has the say."""
+        if not self._owned:
+            self.publish(end)
+
+    def publish(self, end: int) -> None:
         """Lets readers see up to an offset; never takes back what they have seen."""
         if end <= self.end:
             return
@@ -36,11 +42,22 @@ class Visibility:
                 self._store(end)
         self.growth.announce()
 
-    def set(self, end: int) -> None:
-        """For opening and truncating."""
+    def open_at(self, start: int, end: int) -> None:
+        """The log was opened and holds the offsets [start, end). What its owner has published stays so."""
         with self._mutex:
-            self._store(end)
+            self._store(max(start, min(self._stored(), end)) if self._owned else end)
         self.growth.announce()
+
+    def cut_to(self, end: int) -> None:
+        """The log was truncated."""
+        with self._mutex:
+            self._store(min(end, self.end) if self._owned else end)
+        self.growth.announce()
+
+    def _stored(self) -> int:
+        if self._counter is None:
+            self._counter = self._files.counter(self._path, write=True)
+        return self._counter.get()
 
     def _store(self, end: int) -> None:
         self.end = end

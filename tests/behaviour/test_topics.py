@@ -84,6 +84,14 @@ def test_settings_can_be_changed_and_taken_back(log: dq.EmbeddedLog) -> None:
     assert [record.value for record in topic.read()] == [b"x" * 1000]
 
 
+def test_a_setting_can_be_without_limit_where_the_default_is_not(log: dq.EmbeddedLog) -> None:
+    assert log.create_topic("a", segment_age=None).config.segment_age is None
+    log.create_topic("b")
+    assert log.configure_topic("b", segment_age=None).config.segment_age is None
+    assert log.configure_topic("b", retention=60).config.segment_age is None
+    assert log.configure_topic("b", segment_age=timedelta(days=7)).config == log.create_topic("c", retention=60).config
+
+
 def test_a_deleted_topic_is_gone_and_its_name_is_free(log: dq.EmbeddedLog) -> None:
     log.create_topic("t").append(b"old")
     log.delete_topic("t")

@@ -196,7 +196,7 @@ def test_derived_files_can_be_deleted_at_any_time(path: Path) -> None:
         consumer.poll(max_records=123)
         consumer.commit()
         before = list(topic.read())
-    for derived in ("checkpoint", "checkpoint.unsynced", "visible", "image.snapshot"):
+    for derived in ("checkpoint", "checkpoint.unsynced", "visible", "*.snapshot"):
         for file in path.rglob(derived):
             file.unlink()
     shutil.rmtree(path / "index", ignore_errors=True)

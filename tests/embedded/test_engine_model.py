@@ -226,7 +226,7 @@ class EngineModel(RuleBasedStateMachine):
 
 def remove_derived(files: FaultyFiles, path: str) -> None:
     for name in files.list(path):
-        if name in ("checkpoint", "checkpoint.unsynced", "visible", "image.snapshot"):
+        if name in ("checkpoint", "checkpoint.unsynced", "visible") or name.endswith(".snapshot"):
             files.remove(f"{path}/{name}")
         elif name == "topics" or path.startswith("/data/topics"):
             if "." not in name:
